@@ -1,0 +1,62 @@
+# make run and make test set .venv up first. PYTHON=... names the Python to build it with;
+# make record uses PYTHON=... as it is and installs nothing, for machines without a network.
+
+VENV := .venv/bin/python
+TESTS := tests notebooks
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# pip would compile 11,000 modules in a minute; Python compiles the 500 that are used as it goes.
+unexport PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.PHONY: help .venv run test lab record lint clean
+
+help: ## print this list
+	@sed -n 's/^\([.a-z]*\):[^#]*## /\1\t/p' Makefile | expand -t 10
+	@echo 'ARGS="..." is passed on: make run ARGS="02 --profile smoke", make test ARGS="-k mirrors"'
+
+.venv: .venv/installed ## the environment: the exact versions of requirements.txt
+
+# A python3 that cannot run, lacks venv or has another version is passed over.
+.venv/installed: requirements.txt pyproject.toml
+	@if ! $(VENV) -c '' 2>/dev/null; then \
+	  for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 /usr/bin/python3); do \
+	    if "$$python" -c 'import sys, venv, ensurepip; \
+	        sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; \
+	    then found=$$python; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo 'No Python 3.11 to 3.13 with its venv module found$(if $(PYTHON), at $(PYTHON)):' \
+	      'install one, or name it with PYTHON=/path/to/python.' >&2; \
+	    exit 1; \
+	  fi; \
+	  "$$found" -m venv --clear .venv; \
+	fi
+	@echo 'Installing the packages of requirements.txt into .venv (a few minutes the first time)'
+	@$(VENV) -m pip install --quiet --no-compile -r requirements.txt
+	@touch $@
+
+run: .venv ## execute the notebooks; report in runs/<device>-<date>/index.html
+	@$(VENV) -m helpers.run $(ARGS)
+
+test: .venv ## run the tests, two at a time
+	@$(VENV) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) $(TESTS)
+
+lab: .venv ## open JupyterLab
+	@.venv/bin/jupyter lab --notebook-dir=. $(ARGS)
+
+ifdef PYTHON
+record: ## re-run everything at full size and rewrite the committed outputs
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$(PYTHON)" -m helpers.record $(ARGS)
+else
+record: .venv
+	@$(VENV) -m helpers.record $(ARGS)
+endif
+
+lint: .venv ## check style and formatting
+	@$(VENV) -m ruff check
+	@$(VENV) -m ruff format --check
+
+clean: ## remove the environment and caches; runs/ is kept
+	rm -rf .venv *.egg-info build .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +

@@ -1,0 +1,95 @@
+"""What pytest needs to know of this repository: the small profile, and how to run notebooks.
+
+nbval makes every code cell of a notebook a test. Its defaults are for short notebooks whose kernel
+never dies; the pieces below are for ours.
+"""
+
+import os
+import time
+from pathlib import Path
+from queue import Empty
+
+import nbval.kernel
+import pytest
+from nbval.plugin import IPyNbCell
+
+ROOT = Path(__file__).resolve().parent
+OUTPUT_TIMEOUT_S = 60  # nbval's 5 s are too few for a large figure on a busy machine
+POLL_S = 0.5
+
+# Kernels and child processes inherit these: the small sizes, and `helpers` without an installation.
+os.environ["LECTURES_PROFILE"] = "smoke"
+# Two notebooks run at a time: with a thread for every core each, they would wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
+)
+
+_start_new_kernel = nbval.kernel.start_new_kernel
+_await_reply = nbval.kernel.RunningKernel.await_reply
+_broken_notebooks = set()
+
+
+class KernelDied(RuntimeError):
+    """The kernel ended in the middle of a cell."""
+
+
+def start_new_kernel(*args, **kwargs):
+    # ipykernel does not capture what a child process or C code prints when it sees this variable.
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return _start_new_kernel(*args, env=env, **kwargs)
+
+
+def execute_cell_input(kernel, cell_input, allow_stdin=None):
+    # nbval asks for store_history=False, which leaves In, Out and the execution counts empty.
+    return kernel.kc.execute(
+        cell_input, store_history=True, allow_stdin=allow_stdin, stop_on_error=False
+    )
+
+
+def await_reply(kernel, msg_id, timeout=None):
+    # A dead kernel never replies, and nbval would wait for it until the cell's timeout.
+    deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+    while True:
+        try:
+            return _await_reply(kernel, msg_id, timeout=POLL_S)
+        except Empty:
+            if not kernel.is_alive():
+                raise KernelDied("The kernel died while it ran this cell") from None
+            if time.monotonic() > deadline:
+                raise
+
+
+nbval.kernel.start_new_kernel = start_new_kernel
+nbval.kernel.RunningKernel.execute_cell_input = execute_cell_input
+nbval.kernel.RunningKernel.await_reply = await_reply
+
+
+def pytest_collection_modifyitems(items):
+    # The longest files first, so that the second core is not left with nothing to do at the end:
+    # papermill's runs go to one worker, nbval's to the other, and the units fill the rest.
+    def rank(item):
+        if item.path.name == "test_notebooks.py":
+            return 0
+        return 1 if isinstance(item, IPyNbCell) else 2
+
+    items.sort(key=rank)  # stable: keeps the order within a file
+    for item in items:
+        if isinstance(item, IPyNbCell):
+            item.output_timeout = OUTPUT_TIMEOUT_S
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if isinstance(item, IPyNbCell) and item.path in _broken_notebooks:
+        pytest.skip("an earlier cell of this notebook failed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if isinstance(item, IPyNbCell) and report.failed:
+        _broken_notebooks.add(item.path)
+        if call.excinfo.errisinstance(KernelDied):
+            report.longrepr = f"{call.excinfo.value}:\n\n{item.cell.source}"
+    return report
