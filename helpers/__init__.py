@@ -1,0 +1,1 @@
+"""Helpers for the notebooks: small modules of plain functions, imported by name."""

@@ -1,0 +1,87 @@
+"""Compare a result with a reference; check an exercise."""
+
+import importlib
+import math
+from collections.abc import Callable
+
+import torch
+
+# Relative error ‖actual - expected‖ / ‖expected‖ that rounding alone explains, with some room.
+TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1.6e-2,
+}
+
+# Exercise -> "module:function". The function raises AssertionError with a hint for a wrong answer.
+EXERCISES = {
+    "02.1": "helpers.exercises.benchmarking:repaired_benchmarks",
+}
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """‖actual - expected‖ / ‖expected‖ over all elements, in float64; inf where NaNs differ.
+
+    Equal infinities, and NaN where the reference has NaN, count as equal.
+    """
+    a, b = (tensor.detach().to("cpu", torch.float64).flatten() for tensor in (actual, expected))
+    special = ~torch.isfinite(b)
+    if not torch.equal(a[special].nan_to_num(nan=0.5), b[special].nan_to_num(nan=0.5)):
+        return math.inf
+    if not torch.isfinite(a[~special]).all():
+        return math.inf
+    difference = torch.linalg.vector_norm(a[~special] - b[~special]).item()
+    size = torch.linalg.vector_norm(b[~special]).item()
+    return difference / size if size else (0.0 if difference == 0 else math.inf)
+
+
+def assert_close(
+    actual: torch.Tensor, expected: torch.Tensor, tolerance: float | None = None
+) -> None:
+    """AssertionError unless `actual` equals the reference up to the rounding of its own dtype.
+
+    `expected` is the reference, best computed in float64. `tolerance` is a relative error as
+    `relative_error` gives it; by default that of `actual`'s dtype in `TOLERANCE`.
+    """
+    if actual.shape != expected.shape:
+        raise AssertionError(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    if tolerance is None:
+        if actual.dtype not in TOLERANCE:
+            raise TypeError(f"no tolerance is known for {actual.dtype}: give one")
+        tolerance = TOLERANCE[actual.dtype]
+    error = relative_error(actual, expected)
+    if error <= tolerance:
+        return
+    gap = (actual.detach().cpu().double() - expected.detach().cpu().double()).abs()
+    worst = int(gap.nan_to_num(nan=math.inf).argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), actual.shape))
+    raise AssertionError(
+        f"relative error {error:.2g} is above {tolerance:.2g}; worst at {index}: "
+        f"{actual[index].item()!r}, expected {expected[index].item()!r}"
+    )
+
+
+def check_exercise(exercise: str, *answers: Callable) -> bool | None:
+    """Print one line on an exercise: not attempted yet, correct, or a hint at what is wrong.
+
+    Returns True, False, or None while a stub still raises NotImplementedError.
+    ValueError for an exercise that does not exist.
+    """
+    if exercise not in EXERCISES:
+        raise ValueError(f"there is no exercise {exercise!r}; there are {sorted(EXERCISES)}")
+    module, function = EXERCISES[exercise].split(":")
+    checker = getattr(importlib.import_module(module), function)
+    try:
+        checker(*answers)
+    except NotImplementedError:
+        print(f"Exercise {exercise}: not attempted yet.")
+        return None
+    except AssertionError as hint:
+        print(f"Exercise {exercise}: not yet. {hint}")
+        return False
+    except Exception as error:  # the answer's own mistake: name it, do not stop the notebook
+        print(f"Exercise {exercise}: not yet. It raises {type(error).__name__}: {error}")
+        return False
+    print(f"Exercise {exercise}: correct.")
+    return True
