@@ -1,0 +1,234 @@
+"""Execute the notebooks and write a report: `python -m helpers.run --help`."""
+
+import argparse
+import contextlib
+import datetime
+import math
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from helpers import device, engine, execute, report, run_folder
+from helpers.engine import NotebookNode
+from helpers.run_folder import Refused
+
+LIMIT_MINUTES = {"smoke": 10.0, "full": 20.0}  # wall time of one notebook
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="helpers.run", description=__doc__.split(":")[0] + ".")
+    add = parser.add_argument
+    add("chosen", nargs="*", metavar="NOTEBOOK", help="number or name (default: all)")
+    add("--profile", metavar="smoke|full|auto", help="the size of the run")
+    add("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), dest="parameters",
+        help="set a parameter in the notebooks that have it")  # fmt: skip
+    add("--timeout", metavar="MINUTES", help="limit of one notebook (smoke: 10, full: 20)")
+    add("--resume", action="store_true", help="continue the newest run: skip what is finished")
+    add("--output", type=Path, metavar="DIR", help="default: runs/<device>-<date>")
+    add("--notebooks", type=Path, metavar="DIR", default=run_folder.ROOT / "notebooks")
+    return parser.parse_args(arguments)
+
+
+def choose(chosen: list[str], folder: Path) -> list[Path]:
+    """The notebooks meant by numbers (2, 02) or names, in order; all when none is named."""
+    partial = ".partial.ipynb"
+    found = sorted(f.resolve() for f in folder.glob("*.ipynb") if not f.name.endswith(partial))
+    if not found:
+        raise Refused(f"there are no notebooks in {folder}")
+    picked = set()
+    for name in chosen:
+        matching = [
+            notebook
+            for notebook in found
+            if Path(name).name in (notebook.name, notebook.stem)
+            or (number := re.match(r"\d+", notebook.name))
+            and name.isdecimal()
+            and int(number[0]) == int(name)
+        ]
+        if not matching:
+            there = ", ".join(notebook.stem for notebook in found)
+            raise Refused(f"there is no notebook {name!r} in {folder}, which has {there}")
+        picked.update(matching)
+    return sorted(picked) if chosen else found
+
+
+def minutes(text: str | None, profile: str) -> float:
+    """The time limit of a notebook."""
+    if text is None:
+        return LIMIT_MINUTES[profile]
+    with contextlib.suppress(ValueError):
+        value = float(text)
+        if value > 0 and math.isfinite(value):
+            return value
+    raise Refused(f"--timeout must be a positive number of minutes, not {text!r}")
+
+
+def parameters_of(
+    notebooks: dict[Path, NotebookNode], given: dict[str, object]
+) -> dict[Path, dict]:
+    """For each notebook those of the given parameters that it has."""
+    names = {path: engine.parameter_names(notebook) for path, notebook in notebooks.items()}
+    for name in given:
+        if not any(name in has for has in names.values()) and name != "profile":
+            known = ", ".join(sorted(set().union(*names.values()))) or "none"
+            raise Refused(f"no chosen notebook has a parameter {name!r}; there are: {known}")
+    return {
+        path: {name: value for name, value in given.items() if name in has}
+        for path, has in names.items()
+    }
+
+
+class Progress:
+    """A bar over the cells of all notebooks; where no terminal shows it, a line per notebook."""
+
+    def __init__(self, cells: int):
+        self.terminal = sys.stderr.isatty()
+        self.bar = tqdm(total=cells, unit="cell", disable=not self.terminal, dynamic_ncols=True)
+        self.done = 0
+
+    def line(self, text: str) -> None:
+        if not self.terminal:
+            print(text, file=sys.stderr, flush=True)
+
+    def cell(self, stem: str, index: int, cells: int, heading: str) -> None:
+        self.bar.set_description_str(f"{stem} {index + 1}/{cells} {heading[:40]}", refresh=False)
+        self.bar.n = self.done + index
+        self.bar.refresh()
+
+    def notebook(self, cells: int) -> None:
+        self.done += cells
+        self.bar.n = self.done
+        self.bar.refresh()
+
+
+def run_notebook(
+    path: Path,
+    notebook: NotebookNode,
+    folder: Path,
+    entry: dict,
+    limit_minutes: float,
+    environment: dict[str, str],
+    parameters: dict,
+    progress: Progress,
+) -> None:
+    """Execute one notebook and complete its `entry` of status.json."""
+    files = run_folder.paths(folder, path.stem)
+    above, started, running = engine.headings(notebook), time.monotonic(), {}
+
+    def on_cell(event: dict) -> None:
+        running.update(event)
+        progress.cell(path.stem, event["index"], len(above), above[event["index"]])
+
+    run_folder.begin(folder, path.stem)
+    try:
+        outcome = execute.execute(
+            path, files["partial"], files["log"], parameters, environment,
+            limit_minutes * 60, on_cell,
+        )  # fmt: skip
+        entry.update(outcome)
+    finally:  # the entry says "interrupted" until something else is known
+        entry["seconds"] = round(time.monotonic() - started, 1)
+        if entry["status"] != "passed" and running:
+            entry["cell"] = engine.describe_cell(notebook, running)
+        run_folder.end(folder, path.stem, entry["status"] == "passed")
+
+
+def run_all(
+    notebooks: dict[Path, NotebookNode],
+    parameters: dict[Path, dict],
+    profile: str,
+    folder: Path,
+    limit_minutes: float,
+    environment: dict[str, str],
+) -> tuple[list[dict], bool]:
+    """Execute the notebooks in turn. Returns their entries, and whether it was interrupted."""
+    status = run_folder.read_status(folder)
+    status["profile"] = profile
+    entries = status["notebooks"]
+    for path in notebooks:
+        entries.setdefault(path.stem, {"notebook": path.stem, **run_folder.ENTRY})
+    run_folder.write_status(folder, status)
+    progress = Progress(sum(len(notebook.cells) for notebook in notebooks.values()))
+    interrupted = False
+    try:
+        for path, notebook in notebooks.items():
+            stem, cells = path.stem, len(notebook.cells)
+            inputs = run_folder.fingerprint(notebook, parameters[path], profile)
+            if run_folder.is_finished(folder, entries[stem], inputs):
+                progress.line(f"{stem}: finished before")
+            else:
+                started = datetime.datetime.now().isoformat(timespec="seconds")
+                entry = {"notebook": stem, "status": "interrupted", "seconds": 0.0}
+                entries[stem] = entry | {"fingerprint": inputs, "started": started}
+                run_folder.write_status(folder, status)
+                progress.line(f"{stem}: started, {cells} cells")
+                run_notebook(
+                    path, notebook, folder, entries[stem], limit_minutes, environment,
+                    parameters[path], progress,
+                )  # fmt: skip
+                run_folder.write_status(folder, status)
+                report.write(folder)
+                entry = entries[stem]
+                progress.line(f"{stem}: {entry['status']}, {entry['seconds'] / 60:.1f} minutes")
+            progress.notebook(cells)
+    except KeyboardInterrupt:
+        interrupted = True
+        run_folder.write_status(folder, status)
+    progress.bar.close()
+    return [entries[path.stem] for path in notebooks], interrupted
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line. Returns the exit status: 0, 1 (a failure), 2 (refused) or 130."""
+    options = parse(arguments)
+    try:
+        paths = choose(options.chosen, options.notebooks)
+        notebooks = {path: engine.read(path) for path in paths}
+        given = {name: engine.parameter_value(text) for name, text in options.parameters}
+        if options.profile and given.get("profile", options.profile) != options.profile:
+            raise Refused("--profile and -p profile ask for different things")
+        choice = options.profile or given.get("profile")
+        profile = device.profile(choice or "auto")
+        environment = {}
+        if choice is not None:
+            given["profile"] = environment["LECTURES_PROFILE"] = profile
+        limit_minutes = minutes(options.timeout, profile)
+        parameters = parameters_of(notebooks, given)
+        folder = run_folder.open_folder(options.output, options.resume)
+    except (Refused, ValueError) as refusal:
+        print(f"helpers.run: {refusal}", file=sys.stderr)
+        return 2
+    environment["LECTURES_RECORDS"] = str(folder / "records")
+    environment["LECTURES_SCRATCH"] = str(folder / "scratch")
+    try:
+        entries, interrupted = run_all(
+            notebooks, parameters, profile, folder, limit_minutes, environment
+        )
+        page = report.write(folder, convert=not interrupted)
+    except OSError as error:
+        print(f"helpers.run: {folder} can no longer be written: {error}", file=sys.stderr)
+        return 1
+    print(report.summary(entries), f"Report: {page}", sep="\n")
+    if interrupted:
+        print("Interrupted: --resume continues this run.")
+        return 130
+    return int(any(entry["status"] != "passed" for entry in entries))
+
+
+def _interrupt(*_) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # once: what follows must not be cut short
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # before or after the notebooks
+        sys.exit(130)

@@ -1,0 +1,175 @@
+"""Every notebook keeps the rules of the collection and runs through `python -m helpers.run`."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from notebook_files import NOTEBOOKS, ROOT, problems, read
+
+from helpers.normalise import normalise
+
+NAMES = [path.name for path in NOTEBOOKS]
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+# The last notebook first: nbval begins with the first one at the same time (see conftest.py), and
+# whichever comes second to a notebook finds its compiled kernels in the cache.
+each_notebook_backwards = pytest.mark.parametrize(
+    "path", NOTEBOOKS[::-1], ids=lambda path: path.stem
+)
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@each_notebook_backwards
+def test_runs_through_the_runner(path, tmp_path):
+    command = [sys.executable, "-m", "helpers.run", path.name, "--profile", "smoke"]
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["notebooks"][path.stem]["status"] == "passed"
+    executed = read(tmp_path / "run" / path.name)
+    assert [cell.source for cell in executed.cells if "injected-parameters" in cell.metadata.tags]
+
+
+@each_notebook
+def test_keeps_the_rules(path):
+    found = problems(path, NAMES)
+    assert not found, "\n".join(found)
+
+
+@each_notebook
+def test_is_in_normal_form(path):
+    notebook = read(path)
+    expected = nbformat.writes(normalise(notebook)) + "\n"
+    assert path.read_text(encoding="utf-8") == expected, (
+        f"python -m helpers.record --normalise-only {path.relative_to(ROOT)}"
+    )
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("ruff"), reason="ruff is not installed")
+def test_code_cells_pass_ruff():
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "notebooks"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# The rules themselves, on a small notebook that keeps them all.
+
+
+def good_notebook():
+    def code(name, source, count, *tags, outputs=(), **metadata):
+        metadata = metadata | ({"tags": list(tags)} if tags else {})
+        return new_code_cell(
+            source, id=name, execution_count=count, metadata=metadata, outputs=list(outputs)
+        )
+
+    picture = new_output("display_data", data={"image/png": "aGk=\n", "text/plain": "<Figure>"})
+    result = new_output("execute_result", data={"text/plain": "3"}, execution_count=2)
+    kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return new_notebook(
+        metadata={"kernelspec": kernelspec, "language_info": {"name": "python"}},
+        cells=[
+            new_markdown_cell("# 02. Title\n[back](01_a.ipynb) [on](03_c.ipynb)", id="02-title"),
+            code("02-parameters", 'profile = "auto"\nsize = 3', 1, "parameters"),
+            code("02-size", "size", 2, outputs=[result, picture]),
+            code("02-stub", "def answer(): ...", 3, "exercise"),
+            code("02-check", "check_exercise(answer)", 4),
+            code("02-solution", "42", 5, "solution", jupyter={"source_hidden": True}),
+            new_code_cell("", id="02-empty"),
+        ],
+    )
+
+
+def found_in(notebook, folder, name="02_b.ipynb"):
+    path = folder / name
+    path.write_text(nbformat.v4.writes(notebook), encoding="utf-8")
+    return problems(path, sorted(["01_a.ipynb", name, "03_c.ipynb"]))
+
+
+def test_a_good_notebook_has_no_problems(tmp_path):
+    assert found_in(good_notebook(), tmp_path) == []
+
+
+def set_metadata(cell, name):
+    return lambda notebook: notebook.cells[cell].metadata.update({name: {}})
+
+
+def set_source(cell, source):
+    return lambda notebook: notebook.cells[cell].update(source=source)
+
+
+def print_text(text, name="stdout"):
+    output = new_output("stream", text=text, name=name)
+    return lambda notebook: notebook.cells[2].outputs.append(output)
+
+
+def show(mime_type, content):
+    output = new_output("display_data", data={mime_type: content})
+    return lambda notebook: notebook.cells[2].outputs.append(output)
+
+
+MUTANTS = {
+    "format 4.5": lambda n: n.update(nbformat_minor=4) or [c.pop("id") for c in n.cells],
+    "invalid": lambda n: n.cells[2].metadata.update(tags=["core", "core"]),
+    "kernelspec": lambda n: n.metadata.kernelspec.update(display_name="mine"),
+    "stands twice": lambda n: n.cells[2].update(id="02-stub"),
+    "02-words": lambda n: n.cells[2].update(id="a1b2c3"),
+    "larger than": show("image/jpeg", "A" * 1_500_000),
+    "41 lines": set_source(2, "\n".join(["size"] * 41)),
+    "does not start with": set_source(0, "# Title\n[back](01_a.ipynb) [on](03_c.ipynb)"),
+    "no link to 03": set_source(0, "# 02. Title\n[back](01_a.ipynb)"),
+    "no link to 01": set_source(0, "# 02. Title\n[on](03_c.ipynb)"),
+    "does not exist": lambda n: n.cells[0].update(source=n.cells[0].source + " [x](09_x.ipynb)"),
+    "0 cells are tagged": lambda n: n.cells[1].metadata.clear(),
+    "2 cells are tagged": lambda n: n.cells[2].metadata.update(tags=["parameters"]),
+    "does not set profile": set_source(1, 'profile = "smoke"'),
+    "fresh kernel": lambda n: n.cells[3].update(execution_count=7),
+    "another run": lambda n: n.cells[2].outputs[0].update(execution_count=7),
+    "ended in ValueError": lambda n: n.cells[2].outputs.append(
+        new_output("error", ename="ValueError", evalue="", traceback=[])
+    ),
+    "no output is a picture": lambda n: n.cells[2].outputs.pop(),
+    "notebook: papermill": lambda n: n.metadata.update(papermill={}),
+    "notebook: widgets": lambda n: n.metadata.update(widgets={}),
+    "metadata: papermill": set_metadata(2, "papermill"),
+    "metadata: execution": set_metadata(0, "execution"),
+    "of one machine: /home": print_text("/home/ada/x"),
+    "of one machine: Warning": print_text("a\nWarning in /tmp/x.py\n", "stderr"),
+    "of one machine: <b>": show("text/html", "<b>/usr/lib/site-packages/torch/x.py"),
+    "of one machine: open": set_source(2, "open('/root/x')"),
+    f"machine: {ROOT.parent}": print_text(f"{ROOT.parent}/other"),
+    "progress bar": print_text("\r 50%|█████     | 1/2 [00:01<00:01]", "stderr"),
+    "widget": show("application/vnd.jupyter.widget-view+json", {"model_id": "1"}),
+    "not collapsed": lambda n: n.cells[5].metadata.pop("jupyter"),
+    "not followed": lambda n: n.cells.pop(5),
+    "check and then": lambda n: (
+        n.cells.pop(4) and [c.update(execution_count=c.execution_count - 1) for c in n.cells[4:5]]
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", MUTANTS)
+def test_the_rules_find(problem, tmp_path):
+    notebook = good_notebook()
+    MUTANTS[problem](notebook)
+    found = found_in(notebook, tmp_path)
+    assert len(found) == 1 and problem in found[0]
+
+
+def test_the_rules_find_a_wrong_name(tmp_path):
+    found = found_in(good_notebook(), tmp_path, "02-B.ipynb")
+    assert len(found) == 1 and "01_words" in found[0]
+
+
+def test_a_mirrored_cell_may_be_long(tmp_path):
+    notebook = good_notebook()
+    set_source(2, "\n".join(["size"] * 41))(notebook)
+    notebook.cells[2].metadata.tags = ["mirror:helpers.bench.benchmark"]
+    assert found_in(notebook, tmp_path) == []

@@ -1,0 +1,497 @@
+"""The runner, with real processes: what a notebook does to itself costs the others nothing."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+
+from helpers import device, engine, execute, report, run, run_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 20  # for one notebook on a busy machine; the ones that hang take all of it
+
+
+def make_notebook(folder: Path, name: str, *cells: str, kernel: str = "python3") -> Path:
+    """A notebook of code cells; "# …" makes a markdown cell, "tag: …" on a first line a tag."""
+    made = []
+    for source in cells:
+        if source.startswith("# "):
+            made.append(nbformat.v4.new_markdown_cell(source))
+            continue
+        tags = []
+        if source.startswith("tag: "):
+            tag, source = source.removeprefix("tag: ").split("\n", 1)
+            tags.append(tag)
+        made.append(nbformat.v4.new_code_cell(source, metadata={"tags": tags}))
+    spec = {"name": kernel, "display_name": kernel, "language": "python"}
+    notebook = nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": spec})
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.ipynb"
+    nbformat.write(notebook, path)
+    return path
+
+
+def start(folder: Path, output: Path, *arguments: object, **options) -> subprocess.Popen:
+    # pytest's variable would switch off ipykernel's capture of what processes print
+    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    environment |= {"LECTURES_PROFILE": "smoke", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "helpers.run", "--notebooks", folder, "--output", output]
+    return subprocess.Popen(
+        [*map(str, command), *map(str, arguments)],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def finish(runner: subprocess.Popen) -> tuple[int, str, str]:
+    output, errors = runner.communicate(timeout=240)
+    return runner.returncode, output, errors
+
+
+def entries(output: Path) -> dict:
+    return json.loads((output / "status.json").read_text())["notebooks"]
+
+
+def statuses(output: Path) -> dict[str, str]:
+    return {name: entry["status"] for name, entry in entries(output).items()}
+
+
+def printed(path: Path) -> str:
+    cells = nbformat.read(path, as_version=4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return "".join(output.get("text", "") for output in outputs)
+
+
+def sources(path: Path) -> list[str]:
+    return [cell.source for cell in nbformat.read(path, as_version=4).cells]
+
+
+def run_main(folder: Path, output: Path, *arguments: object) -> int:
+    """The runner in this process; the notebooks have theirs as ever."""
+    return run.main(["--notebooks", str(folder), "--output", str(output), *map(str, arguments)])
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def pids(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().split()]
+
+
+# A cell that tells its kernel's pid and that of a process which it starts and leaves alone: the
+# second one has a session of its own and, since its parent ends at once, no parent either.
+TELL_PIDS = """\
+import os, subprocess, sys, time
+orphan = subprocess.run(
+    [sys.executable, "-c", "import subprocess; "
+     "print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=-3, stderr=-3).pid)"],
+    capture_output=True, text=True).stdout
+child = subprocess.Popen(["sleep", "600"]).pid
+open("{file}.new", "w").write(f"{os.getpid()} {child} {orphan}")
+os.replace("{file}.new", "{file}")"""
+
+
+@pytest.fixture(autouse=True)
+def smoke(monkeypatch):
+    monkeypatch.setenv("LECTURES_PROFILE", "smoke")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def troubled_runner(tmp_path_factory):
+    """One run over a collection in which nearly everything goes wrong.
+
+    It starts before the first test and goes on beside the others, to save time.
+    """
+    folder = tmp_path_factory.mktemp("troubled {braces}")  # papermill fills in {names} in paths
+    output = tmp_path_factory.mktemp("runs") / "new" / "folder"
+    tell = TELL_PIDS.replace("{file}", "pids")
+    make_notebook(
+        folder, "01_passes", "# 01. Passes", "tag: parameters\nprofile = 'auto'\nsize = 3",
+        "import os, sys\nprint('python', sys.executable)\nprint('profile', profile, size)\n"
+        "print(os.environ['LECTURES_PROFILE'])\nprint('cwd', os.getcwd())\n"
+        "import helpers.device",
+        "open(os.environ['LECTURES_SCRATCH'] + '/file', 'w').close()\n"
+        "import json; json.dump([], open(os.environ['LECTURES_RECORDS'] + '/01_passes.json', 'w'))",
+        "tag: raises-exception\n1 / 0",
+        "import subprocess; print('pid', subprocess.Popen(['sleep', '600']).pid)",
+        kernel="a-kernel-that-is-installed-nowhere",
+    )  # fmt: skip
+    make_notebook(
+        folder, "02_raises", "# 02. Raises", "tag: parameters\nsize = 1",
+        "# Part one\n\n```python\n# not a heading\n```\nand text",
+        "fine = 1", "print('before')\nraise ValueError('with <b>markup</b>')", "print('never')",
+    )  # fmt: skip
+    make_notebook(folder, "03_hangs", tell, "print('hanging', flush=True)\ntime.sleep(600)")
+    make_notebook(
+        folder, "04_killed", "# Kills", "1", "import os\nos.kill(os.getpid(), 9)", "print('never')"
+    )
+    make_notebook(folder, "05_crashes", "import ctypes\nctypes.string_at(0)")
+    make_notebook(
+        folder, "06_prints", "print('x' * 50_000_000)",
+        "for i in range(40_000): print('line', i, 'y' * 100)",
+        "print('end')",
+    )  # fmt: skip
+    make_notebook(folder, "07_exits", "import sys; sys.exit(0)", "print('never')")
+    make_notebook(
+        folder, "08_loses_its_parent", "import os, psutil\nfor p in psutil.Process().parents():\n"
+        "    if 'helpers.execute' in p.cmdline(): p.kill()\nimport time; time.sleep(600)",
+    )  # fmt: skip
+    make_notebook(folder, "09_last", "print('still here')")
+    # A kernelspec of the user's that stands for another Python, as a "python3" often does
+    spec = tmp_path_factory.mktemp("jupyter") / "kernels" / "python3" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    argv = ["no-such-python", "{connection_file}"]
+    spec.write_text(json.dumps({"argv": argv, "display_name": "Mine", "language": "python"}))
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setenv("JUPYTER_PATH", str(spec.parents[2]))
+    arguments = ["--profile", "smoke", "-p", "size", "7", "--timeout", LIMIT_S / 60]
+    runner = start(folder, output, *arguments)
+    monkeypatch.undo()
+    yield folder, output, runner
+    if runner.poll() is None:  # only some of the tests were asked for
+        runner.terminate()
+        finish(runner)
+
+
+@pytest.fixture(scope="module")
+def troubled(troubled_runner) -> tuple[Path, Path, tuple[int, str, str]]:
+    """The notebooks' folder, the run's folder, and the exit status, output and errors."""
+    folder, output, runner = troubled_runner
+    return folder, output, finish(runner)
+
+
+def test_interrupted_resumed_and_run_again_with_other_inputs(tmp_path, monkeypatch, capsys):
+    folder, output = tmp_path / "notebooks", tmp_path / "run"
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    make_notebook(folder, "01_a", "tag: parameters\nsize = 1", "print(size)")
+    hang = "import pathlib, time\nif not pathlib.Path('go').exists(): time.sleep(600)"
+    make_notebook(folder, "02_b", TELL_PIDS.replace("{file}", "pids"), hang)
+    record = "import os; open(os.environ['LECTURES_RECORDS'] + '/03_c.json', 'w').write('[]')"
+    make_notebook(folder, "03_c", record, "print('good')")
+    runner = start(folder, output)
+    wait_for(lambda: (folder / "pids").exists())
+    runner.send_signal(signal.SIGINT)
+    code, text, _ = finish(runner)
+    assert code == 130 and "--resume" in text
+    assert statuses(output) == {"01_a": "passed", "02_b": "interrupted", "03_c": "not run"}
+    assert (output / "02_b.partial.ipynb").exists() and (output / "index.html").exists()
+    assert len(pids(folder / "pids")) == 3
+    assert not any(is_alive(pid) for pid in pids(folder / "pids"))
+
+    (folder / "go").touch()
+    first = output / "01_a.ipynb"
+    finished = (first.stat().st_mtime_ns, first.read_bytes())
+    assert run_main(folder, output, "--resume") == 0
+    errors = capsys.readouterr().err
+    assert "01_a: finished before" in errors and "02_b: started" in errors
+    assert set(statuses(output).values()) == {"passed"}
+    assert (first.stat().st_mtime_ns, first.read_bytes()) == finished
+    assert not (output / "02_b.partial.ipynb").exists()
+
+    # A parameter is an input of the notebook that has it. A changed notebook is run again; since
+    # it fails now, the finished one and its records stay.
+    third = (output / "03_c.ipynb").read_bytes()
+    make_notebook(folder, "03_c", record.replace("[]", "worse"), "1 / 0")
+    assert run_main(folder, output, "--resume", "-p", "size", 2) == 1
+    errors = capsys.readouterr().err
+    assert "01_a: started" in errors and "02_b: finished before" in errors
+    assert printed(first) == "2\n"
+    assert statuses(output) == {"01_a": "passed", "02_b": "passed", "03_c": "failed"}
+    assert (output / "03_c.ipynb").read_bytes() == third
+    assert (output / "records" / "03_c.json").read_text() == "[]"
+    assert "worse" in "".join(sources(output / "03_c.partial.ipynb"))
+    page = (output / "index.html").read_text()
+    assert "finished earlier" in page and "ZeroDivisionError" in page
+
+
+def test_nothing_survives_a_runner_that_is_killed(tmp_path):
+    folder, output = tmp_path / "notebooks", tmp_path / "run"
+    tell = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    make_notebook(folder, "01_a", tell)
+    runner = start(folder, output)
+    wait_for(lambda: (folder / "pid").exists() and (folder / "pid").read_text())
+    runner.kill()
+    finish(runner)
+    wait_for(lambda: not is_alive(int((folder / "pid").read_text())), seconds=20)
+    assert statuses(output) == {"01_a": "interrupted"}
+    nbformat.read(output / "01_a.partial.ipynb", as_version=4)
+
+
+REFUSED = {
+    "no notebook '7'": ["7"],
+    "no notebook 'waves'": ["2", "waves"],
+    "profile must be": ["--profile", "huge"],
+    "different things": ["--profile", "smoke", "-p", "profile", "full"],
+    "--timeout must be a positive number of minutes, not '0'": ["--timeout", "0"],
+    "not '-1'": ["--timeout=-1"],
+    "not 'nan'": ["--timeout", "nan"],
+    "not 'long'": ["--timeout", "long"],
+    "no chosen notebook has a parameter 'width'; there are: profile, size": ["-p", "width", "3"],
+    "no chosen notebook has a parameter 'size'": ["2", "-p", "size", "3"],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_refused_before_anything_starts(message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(execute, "execute", lambda *_: pytest.fail("a notebook was started"))
+    folder, output = tmp_path / "notebooks", tmp_path / "run"
+    make_notebook(folder, "01_a", "tag: parameters\nsize = 1\nprofile = 'auto'")
+    make_notebook(folder, "02_b", "1")
+    arguments = [*REFUSED[message], "--notebooks", str(folder), "--output", str(output)]
+    assert run.main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert message in errors and errors.count("\n") == 1
+    assert not output.exists()
+
+
+def test_output_folders_that_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(execute, "execute", lambda *_: pytest.fail("a notebook was started"))
+    folder = tmp_path / "notebooks"
+    source = make_notebook(folder, "01_a", "1")
+    before = source.read_bytes()
+    file = tmp_path / "file"
+    file.touch()
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    (earlier / "status.json").write_text('{"device": "cpu", "notebooks": {}}')
+    read_only = tmp_path / "read_only"
+    read_only.mkdir(mode=0o555)
+    # root writes everywhere but into /proc, where nobody can
+    unwritable = Path("/proc/run") if os.geteuid() == 0 and Path("/proc").exists() else read_only
+    expected = {
+        file: "cannot be written",
+        unwritable: "cannot be written",
+        earlier: "--resume",
+        folder: "is not empty",
+    }
+    for output, message in expected.items():
+        assert run.main(["--notebooks", str(folder), "--output", str(output)]) == 2, output
+        assert message in capsys.readouterr().err
+    assert source.read_bytes() == before
+
+
+def test_a_file_that_is_no_notebook_is_refused(tmp_path, capsys):
+    (tmp_path / "01_a.ipynb").write_text("{")
+    arguments = ["--notebooks", str(tmp_path), "--output", str(tmp_path / "run")]
+    assert run.main(arguments) == 2
+    assert "cannot be read as a notebook" in capsys.readouterr().err
+    assert run.main(["--notebooks", str(tmp_path / "nowhere")]) == 2
+
+
+def test_choose_by_number_and_name(tmp_path):
+    for name in ("02_b", "10_c", "01_a"):
+        make_notebook(tmp_path, name)
+    make_notebook(tmp_path, "02_b.partial")
+
+    def stems(*chosen):
+        return [path.stem for path in run.choose(list(chosen), tmp_path)]
+
+    assert stems() == ["01_a", "02_b", "10_c"]
+    assert stems("10", "2", "02") == ["02_b", "10_c"]
+    assert stems("10_c", "01_a.ipynb", "notebooks/02_b.ipynb") == ["01_a", "02_b", "10_c"]
+
+
+def test_automatic_folders(tmp_path):
+    first = run_folder.open_folder(None, resume=True, runs=tmp_path)  # nothing to resume yet
+    second = run_folder.open_folder(None, resume=False, runs=tmp_path)
+    assert first.name.startswith(f"{device.slug()}-20") and second.name == first.name + "-2"
+    for name in ("-9", "-10", "-11"):  # numbers, not letters: 10 comes after 9
+        (tmp_path / (first.name + name)).mkdir()
+    for name in ("-9", "-10"):  # and -11 holds no run
+        run_folder.write_status(tmp_path / (first.name + name), {"notebooks": {}})
+    assert run_folder.open_folder(None, resume=True, runs=tmp_path).name == first.name + "-10"
+    assert run_folder.open_folder(None, resume=False, runs=tmp_path).name == first.name + "-3"
+
+
+def test_fingerprint_sees_every_input(tmp_path, monkeypatch):
+    def changed(**change):
+        notebook = engine.read(make_notebook(tmp_path, "01_a", change.pop("source", "1")))
+        notebook.cells[0].metadata.tags = change.pop("tags", [])
+        given = {"parameters": {}, "profile": "smoke"} | change
+        return run_folder.fingerprint(notebook, **given)
+
+    monkeypatch.setattr(run_folder, "ROOT", tmp_path)
+    for name in ("helpers/kernels", "data"):
+        (tmp_path / name).mkdir(parents=True)
+    seen = [changed(), changed(source="2"), changed(tags=["core"]), changed(profile="full"),
+            changed(parameters={"size": 1}), changed(parameters={"size": "1"})]  # fmt: skip
+    for name in ("helpers/a.py", "helpers/kernels/b.cu", "data/gpus.csv"):
+        (tmp_path / name).write_text("1")
+        seen.append(changed())
+        (tmp_path / name).write_text("2")
+        seen.append(changed())
+    monkeypatch.setattr(device, "triton_version", lambda: "0")
+    seen.append(changed())
+    assert len(set(seen)) == len(seen)
+    assert changed() == seen[-1]
+    (tmp_path / "helpers" / "notes.txt").write_text("no input")
+    assert changed() == seen[-1]
+
+
+# In place of `helpers.execute`: does at once what the notebook's first cell says.
+STAND_IN = """\
+import json, os, shutil, signal, sys, time
+job = json.loads(sys.stdin.readline())
+fault = json.load(open(job["notebook"]))["cells"][0]["source"]
+fault = fault if isinstance(fault, str) else "".join(fault)
+def send(**event): print(json.dumps(event), flush=True)
+shutil.copy(job["notebook"], job["output"])
+send(index=0, execution_count=1)
+if fault == "end": os.kill(os.getpid(), 9)
+if fault == "interrupt": os.kill(os.getppid(), signal.SIGINT)
+if fault in ("hang", "interrupt"): time.sleep(600)
+send(status=fault, error="Error", lines=["why"])
+"""
+FAULTS = ["passed", "passed", "failed", "kernel died", "hang", "end", "interrupt"]
+STATUS = {"hang": "timeout", "end": "failed", "interrupt": "interrupted"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_faults_lose_nothing_that_is_finished(seed, tmp_path, monkeypatch):
+    """Random faults, run after run into one folder: what has passed stays, nothing goes missing."""
+    monkeypatch.setattr(execute, "COMMAND", [sys.executable, "-c", STAND_IN])
+    monkeypatch.setattr(report, "convert_notebooks", lambda *_: "")
+    chance = random.Random(seed)
+    folder, output = tmp_path / "notebooks", tmp_path / "run"
+    names = ["01_a", "02_b", "03_c"]
+    expected, finished = dict.fromkeys(names, "not run"), {}
+    for attempt in range(4):
+        faults = {name: chance.choice(FAULTS) if attempt < 3 else "passed" for name in names}
+        for name, fault in faults.items():
+            make_notebook(folder, name, fault, f"version = {attempt // 2}")
+        times = {name: (output / f"{name}.ipynb").stat().st_mtime_ns for name in finished}
+        code = run_main(folder, output, "--timeout", 2 / 60, *["--resume"][: attempt > 0])
+        interrupted = False
+        for name, fault in faults.items():
+            wanted = sources(folder / f"{name}.ipynb")
+            if interrupted or (expected[name] == "passed" and finished[name] == wanted):
+                if name in times:
+                    assert (output / f"{name}.ipynb").stat().st_mtime_ns == times[name]
+                continue
+            expected[name] = STATUS.get(fault, fault)
+            interrupted = fault == "interrupt"
+            if fault == "passed":
+                finished[name] = wanted
+        assert statuses(output) == expected
+        assert code == (130 if interrupted else int(set(expected.values()) != {"passed"}))
+        page = (output / "index.html").read_text()
+        assert all(f'id="{name}"' in page for name in names)
+        for name in names:
+            assert (output / f"{name}.ipynb").exists() == (name in finished)
+            if name in finished:
+                assert sources(output / f"{name}.ipynb") == finished[name]
+    assert code == 0
+
+
+def test_each_notebook_has_its_status_and_the_run_fails(troubled):
+    _, output, (code, text, errors) = troubled
+    assert code == 1
+    assert statuses(output) == {
+        "01_passes": "passed",
+        "02_raises": "failed",
+        "03_hangs": "timeout",
+        "04_killed": "kernel died",
+        "05_crashes": "kernel died",
+        "06_prints": "passed",
+        "07_exits": "failed",
+        "08_loses_its_parent": "failed",
+        "09_last": "passed",
+    }
+    for name, status in statuses(output).items():
+        finished, partial = output / f"{name}.ipynb", output / f"{name}.partial.ipynb"
+        assert (finished.exists(), partial.exists()) == (status == "passed", status != "passed")
+        assert any(line.split()[:2] == [name, *status.split()][:2] for line in text.splitlines())
+        assert f"{name}: started" in errors
+    assert str(output / "index.html") in text
+    assert "\r" not in errors  # a progress bar belongs to a terminal
+
+
+def test_parameters_profile_python_and_folders_reach_the_notebook(troubled):
+    folder, output, _ = troubled
+    text = printed(output / "01_passes.ipynb")
+    assert f"python {sys.executable}\n" in text
+    assert "profile smoke 7\nsmoke\n" in text
+    assert f"cwd {folder.resolve()}\n" in text
+    assert (output / "scratch" / "file").exists()
+    assert (output / "records" / "01_passes.json").exists()
+
+
+def test_the_failing_cell_is_named(troubled):
+    _, output, (_, text, _) = troubled
+    all_entries = entries(output)
+    entry = all_entries["02_raises"]
+    cell = entry["cell"]
+    assert (cell["index"], cell["execution_count"], cell["cells"]) == (4, 4, 6)  # 1 was injected
+    assert cell["heading"] == "Part one"
+    assert cell["source"].startswith("print('before')")
+    assert entry["error"] == "ValueError"
+    assert entry["lines"][-1] == "ValueError: with <b>markup</b>"
+    assert not any("\x1b" in line for line in entry["lines"])
+    assert "cell 5 of 6, Part one: ValueError" in text
+    assert "before" in printed(output / "02_raises.partial.ipynb")
+
+    assert all_entries["04_killed"]["cell"]["index"] == 2
+    assert all_entries["04_killed"]["cell"]["heading"] == "Kills"
+    assert "SIGKILL" in all_entries["04_killed"]["lines"][0]
+    crash = "\n".join(all_entries["05_crashes"]["lines"])
+    assert "SIGSEGV" in crash and "string_at" in crash and "kernelbase" not in crash
+    assert all_entries["07_exits"]["cell"]["index"] == 0
+    assert "SIGKILL" in all_entries["08_loses_its_parent"]["lines"][0]
+
+
+def test_a_dead_kernel_is_noticed_soon(troubled):
+    _, output, _ = troubled
+    assert all(
+        entries(output)[name]["seconds"] < LIMIT_S - 5 for name in ("04_killed", "05_crashes")
+    )
+
+
+def test_the_time_limit_ends_every_process(troubled):
+    folder, output, _ = troubled
+    entry = entries(output)["03_hangs"]
+    assert LIMIT_S <= entry["seconds"] < LIMIT_S + 2 * execute.GRACE_S
+    assert entry["cell"]["index"] == 1
+    assert "time limit" in entry["lines"][0]
+    kernel_child_orphan = pids(folder / "pids")
+    assert len(kernel_child_orphan) == 3
+    assert not any(is_alive(pid) for pid in kernel_child_orphan)
+    assert "hanging" in printed(output / "03_hangs.partial.ipynb")  # saved on the way out
+
+
+def test_a_notebook_that_passes_leaves_no_process_either(troubled):
+    _, output, _ = troubled
+    pid = printed(output / "01_passes.ipynb").split("pid ")[1].split()[0]
+    assert not is_alive(int(pid))
+
+
+def test_long_output_is_cut_and_says_so(troubled):
+    _, output, _ = troubled
+    path = output / "06_prints.ipynb"
+    assert path.stat().st_size < 3_000_000
+    first, second, third = nbformat.read(path, as_version=4).cells
+    assert [len(out.text) for out in first.outputs][0] == engine.STREAM_LIMIT
+    assert first.outputs[1].text == "\n[49,000,001 characters of output are left out here]\n"
+    kept, notice = second.outputs
+    assert kept.text.startswith("line 0 y") and "left out" in notice.text
+    assert third.outputs[0].text == "end\n"
+    assert entries(output)["06_prints"]["seconds"] < LIMIT_S
+    assert (output / "index.html").stat().st_size < 100_000
