@@ -65,13 +65,15 @@ nbval.kernel.RunningKernel.execute_cell_input = execute_cell_input
 nbval.kernel.RunningKernel.await_reply = await_reply
 
 
+# The longest files, in the order in which they start: xdist hands whole files out, and a long one
+# that comes last would leave the second core with nothing to do. nbval's cells come third.
+LONGEST_FIRST = ("test_run.py", "test_notebooks.py", "*.ipynb", "test_conftest.py")
+
+
 def pytest_collection_modifyitems(items):
-    # The longest files first, so that the second core is not left with nothing to do at the end:
-    # papermill's runs go to one worker, nbval's to the other, and the units fill the rest.
     def rank(item):
-        if item.path.name == "test_notebooks.py":
-            return 0
-        return 1 if isinstance(item, IPyNbCell) else 2
+        places = [i for i, name in enumerate(LONGEST_FIRST) if item.path.match(name)]
+        return places[0] if places else len(LONGEST_FIRST)
 
     items.sort(key=rank)  # stable: keeps the order within a file
     for item in items:

@@ -129,8 +129,8 @@ def measure(
         takes the caches as they are.
     budget_ms: about how long to sample; at least 5 calls are timed all the same.
 
-    A call whose host side takes longer than its GPU side reads the host's time on either clock:
-    CUDA graphs or the profiler's kernel times tell the two apart (notebook 02).
+    Events see the GPU's work alone: the GPU is held back until the host has launched all of
+    `run()`. The host's clock sees launches, Python and everything else that a caller waits for.
     ValueError for an unknown clock or cache, or for counts that are negative or not finite.
     """
     if clock not in (None, "event", "host"):

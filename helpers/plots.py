@@ -68,7 +68,7 @@ def timeline(ax, spans: Iterable, unit: str = "µs", label: bool = True) -> None
     for span in spans:
         row = len(lanes) - lanes.index(span.lane)
         duration = span.end_us - span.start_us
-        waiting = span.name in ("synchronize", "queue full")
+        waiting = span.name == "queue full" or span.name.lower().endswith("synchronize")
         ax.barh(
             row,
             duration / scale,

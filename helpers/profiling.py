@@ -119,7 +119,11 @@ def operations(capture: Capture, limit: int = 10) -> "pd.DataFrame":
         raise ValueError(f"limit must be 1 or more, got {limit}")
     others = {event["name"] for event in capture.events if event.get("cat") in OTHER_CATEGORIES}
     gpu_names = {event["name"] for event in gpu_events(capture)}
-    averages = [average for average in capture.averages if average.key not in others]
+    averages = [
+        average
+        for average in capture.averages
+        if average.key not in others and not average.key.startswith("ProfilerStep")
+    ]
     table = pd.DataFrame(
         {
             "name": [short(a.key) if a.key in gpu_names else a.key for a in averages],

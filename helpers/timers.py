@@ -15,6 +15,7 @@ from helpers.device import synchronize
 WARMUP_MS = 25  # as triton.testing.do_bench, so that the two can be compared
 MIN_SAMPLES, MAX_SAMPLES = 5, 1000
 SHORTEST_HOST_SAMPLE_MS = 0.1  # below this the host clock's own cost would show
+LONGEST_HOLD_MS = 20  # a function that waits for the GPU itself would be held back for nothing
 FLUSH_BYTES = 256 * 2**20  # what do_bench writes between calls; more where the L2 is larger
 CACHES = {
     "cold": "cold L2, flushed by writing",
@@ -52,16 +53,22 @@ def host_samples_ms(run: Callable, budget_ms: float) -> tuple[list[float], str]:
 def event_samples_ms(run: Callable, cache: str, budget_ms: float) -> tuple[list[float], str]:
     """Samples between two CUDA events around each call, and how they were taken.
 
-    cache: a key of `CACHES`. What prepares the cache also keeps the GPU busy while the host
-    launches `run`, so that the events do not see the launch.
+    cache: a key of `CACHES`. Before each call the GPU is held back until the host has launched
+    all of `run`, so that the events see the GPU's work and not the launches.
     """
     prepare = _preparation(cache)
     run()
     estimate_ms = statistics.median(_event_pair_ms(run) for _ in range(3))
     for _ in range(min(MAX_SAMPLES, int(WARMUP_MS / max(estimate_ms, 1e-3)))):
         run()
-    pairs = [_events() for _ in range(number_of_samples(estimate_ms, budget_ms))]
+    # Preparing the cache takes a while too, mostly longer than the launches of one operation.
+    prepare_ms = statistics.median(_event_pair_ms(prepare) for _ in range(3))
+    launch_ms = min(_launch_ms(run) for _ in range(3))
+    hold_ms = min(LONGEST_HOLD_MS, max(0, 0.02 + 2 * launch_ms - prepare_ms))
+    pairs = [_events() for _ in range(number_of_samples(estimate_ms + hold_ms, budget_ms))]
     for start, end in pairs:
+        if hold_ms:
+            _hold(hold_ms)
         prepare()
         start.record()
         run()
@@ -78,7 +85,7 @@ def does_gpu_work(run: Callable) -> bool:
         return any(tensor.is_cuda for tensor in found)
     # Nothing returned. While the GPU is held busy for longer than the host needs for `run()`, two
     # events that only a host function separates fire one right after the other; work parts them.
-    hold_ms = min(1000, 2 * min(host_sample_ms(run) for _ in range(3)) + 0.1)
+    hold_ms = min(10 * LONGEST_HOLD_MS, 2 * min(host_sample_ms(run) for _ in range(3)) + 0.1)
     empty_ms, run_ms = (
         statistics.median(_event_pair_ms(call, hold_ms) for _ in range(5))
         for call in (lambda: None, run)
@@ -98,6 +105,13 @@ def _tensors(value) -> Iterator[torch.Tensor]:
 
 def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
     return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+
+def _launch_ms(run: Callable) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1000
 
 
 def _event_pair_ms(run: Callable, hold_ms: float = 0) -> float:
@@ -120,7 +134,7 @@ def _hold(ms: float) -> None:
 
 def _preparation(cache: str) -> Callable[[], object]:
     if cache == "warm":
-        return lambda: _hold(0.05)
+        return lambda: None
     l2_bytes = getattr(torch.cuda.get_device_properties(None), "L2_cache_size", 0)
     free_bytes, _ = torch.cuda.mem_get_info()
     size = min(max(FLUSH_BYTES, 4 * l2_bytes), free_bytes // 8)  # small cards keep their memory

@@ -42,7 +42,7 @@ def make_notebook(folder: Path, name: str, *cells: str, kernel: str = "python3")
 def start(folder: Path, output: Path, *arguments: object, **options) -> subprocess.Popen:
     # pytest's variable would switch off ipykernel's capture of what processes print
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    environment |= {"LECTURES_PROFILE": "smoke", "PYTHONPATH": str(ROOT)}
+    environment |= {"LECTURES_PROFILE": "smoke"}
     command = [sys.executable, "-m", "helpers.run", "--notebooks", folder, "--output", output]
     return subprocess.Popen(
         [*map(str, command), *map(str, arguments)],
