@@ -65,6 +65,12 @@ nbval.kernel.RunningKernel.execute_cell_input = execute_cell_input
 nbval.kernel.RunningKernel.await_reply = await_reply
 
 
+def pytest_report_header():
+    from helpers import device
+
+    return f"missing: {device.missing()}" if device.missing() else None
+
+
 # The longest files, in the order in which they start: xdist hands whole files out, and a long one
 # that comes last would leave the second core with nothing to do. nbval's cells come third.
 LONGEST_FIRST = ("test_run.py", "test_notebooks.py", "*.ipynb", "test_conftest.py")

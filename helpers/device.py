@@ -113,6 +113,22 @@ def sensors() -> dict[str, float]:
     return found
 
 
+def clock_limits() -> tuple[str, ...]:
+    """What holds the GPU's clock down at this moment, in NVML's words; () where unknown."""
+    handle = _nvml_handle()
+    if handle is None:
+        return ()
+    import pynvml
+
+    try:
+        bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except (AttributeError, pynvml.NVMLError):  # older libraries call it ThrottleReasons
+        return ()
+    prefix = "nvmlClocksEventReason"
+    names = [n for n in dir(pynvml) if n.startswith(prefix) and not n.endswith(("All", "None"))]
+    return tuple(n.removeprefix(prefix) for n in names if bits & getattr(pynvml, n))
+
+
 @functools.cache
 def _nvml_handle():
     if not has_cuda() or torch.version.hip:
@@ -182,6 +198,16 @@ def _cpu_facts() -> dict[str, str]:
     }
 
 
+def missing() -> str:
+    """What this machine lacks and what that costs, in one line; "" when it lacks nothing."""
+    lacking = []
+    if not any(shutil.which(name) for name in ("g++", "clang++", "cl")):
+        lacking.append("no C++ compiler (what compiles code for the CPU is left out)")
+    if not triton_version():
+        lacking.append("no Triton (its kernels are left out, recorded results stay)")
+    return "; ".join(lacking)
+
+
 def facts(choice: str = "auto") -> dict[str, str]:
     """What a reader must know of this machine to compare numbers, as name -> printable value."""
     compilers = [name for name in ("g++", "clang++", "nvcc", "ncu", "nsys") if shutil.which(name)]
@@ -191,6 +217,7 @@ def facts(choice: str = "auto") -> dict[str, str]:
         "Triton": triton_version() or "not installed",
         "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "Compilers and profilers": ", ".join(compilers) or "none found",
+        **({"Missing": missing()} if missing() else {}),
         "Profile": profile(choice),
         "Date": datetime.date.today().isoformat(),
     }

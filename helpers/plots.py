@@ -95,22 +95,26 @@ def timeline(ax, spans: Iterable, unit: str = "µs", label: bool = True) -> None
     ax.grid(axis="y", visible=False)
 
 
-def three_sources(ax, x_of, claim: str, op: str, records: list[dict], y_of=None, clock="host"):
+def three_sources(
+    ax, x_of, claim: str, op: str, records: list[dict], y_of=None, clock="host", suffix="", **look
+) -> None:
     """Plot one operation's lecture, recorded and own numbers over a size, each in its own look.
 
     x_of: from a record's shape to the x value, or None to leave the record out.
     y_of: from a record to the y value; by default its value.
+    suffix, look: added to the labels, and put over the looks, to tell two operations apart.
     """
     sources = (
         (results.lecture(claim), LECTURE),
         (results.recorded(claim), RECORDED),
         ([r for r in records if r["claim"] == claim], YOURS),
     )
-    for source, look in sources:
+    for source, usual in sources:
         points = sorted(
             (x_of(r["shape"]), r["value"] if y_of is None else y_of(r))
             for r in source
             if r["op"] == op and r["clock"] == clock and x_of(r["shape"]) is not None
         )
         if points:
-            ax.plot(*zip(*points, strict=True), **look)
+            shown = usual | look | {"label": usual["label"] + suffix}
+            ax.plot(*zip(*points, strict=True), **shown)

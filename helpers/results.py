@@ -30,7 +30,7 @@ CLOCKS = {
     "host": "wall clock of the CPU, waiting for the GPU at the end",
     "event": "the GPU's clock between two CUDA events around the call",
     "kernel": "the sum of the kernels' own durations, from the profiler",
-    "cpu": "time the CPU spent in operators, from the profiler",
+    "cpu": "time the CPU spent in operators and launches, from the profiler",
     "counter": "a hardware counter, read by ncu",
     "model": "computed, not measured",
 }
@@ -187,16 +187,19 @@ def recorded_series(notebook: str, name: str, slug: str = REFERENCE):
     return pd.read_csv(path) if path.exists() else None
 
 
-def compare(records: list[dict]):
+def compare(records: list[dict], claims: list[str] | None = None):
     """A pandas frame: the lecture's number, the H200's and this machine's, row by row.
 
-    Rows are those of `records` and of the lecture's and the H200's records for the same claims.
+    Rows are those of `records` and of the lecture's and the H200's records for `claims`, row ids
+    of the lecture map; by default the claims of `records`.
     Columns without a number are left out. "this / lecture" and "this / recorded" are the ratios of
     the values, worth more than the values where machines differ.
     """
     import pandas as pd
 
-    claims = list(dict.fromkeys(record["claim"] for record in records))
+    if claims is None:
+        claims = list(dict.fromkeys(record["claim"] for record in records))
+    records = [record for record in records if record["claim"] in claims]
     sources = {
         "lecture, H100": [r for claim in claims for r in lecture(claim)],
         "recorded, H200": [r for claim in claims for r in recorded(claim)],
@@ -213,6 +216,6 @@ def compare(records: list[dict]):
     for name, column in columns.items():
         frame[name] = pd.Series([column.get(key) for key in rows], dtype=float)
     for name in ("lecture, H100", "recorded, H200"):
-        if name in frame:
+        if name in frame and "this machine" in frame:
             frame[f"this / {name.split(',')[0]}"] = frame["this machine"] / frame[name]
     return frame

@@ -202,6 +202,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (Refused, ValueError) as refusal:
         print(f"helpers.run: {refusal}", file=sys.stderr)
         return 2
+    if device.missing():
+        print(f"On this machine: {device.missing()}", file=sys.stderr)
     environment["LECTURES_RECORDS"] = str(folder / "records")
     environment["LECTURES_SCRATCH"] = str(folder / "scratch")
     try:

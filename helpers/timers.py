@@ -61,10 +61,11 @@ def event_samples_ms(run: Callable, cache: str, budget_ms: float) -> tuple[list[
     estimate_ms = statistics.median(_event_pair_ms(run) for _ in range(3))
     for _ in range(min(MAX_SAMPLES, int(WARMUP_MS / max(estimate_ms, 1e-3)))):
         run()
-    # Preparing the cache takes a while too, mostly longer than the launches of one operation.
-    prepare_ms = statistics.median(_event_pair_ms(prepare) for _ in range(3))
+    # Flushing the cache holds the GPU back too, mostly for longer than one operation's launches.
+    flush_ms = statistics.median(_event_pair_ms(prepare) for _ in range(3))
     launch_ms = min(_launch_ms(run) for _ in range(3))
-    hold_ms = min(LONGEST_HOLD_MS, max(0, 0.02 + 2 * launch_ms - prepare_ms))
+    need_ms = 2 * launch_ms + (0.05 if cache == "warm" else 0.02)
+    hold_ms = min(LONGEST_HOLD_MS, max(0, need_ms - flush_ms))
     pairs = [_events() for _ in range(number_of_samples(estimate_ms + hold_ms, budget_ms))]
     for start, end in pairs:
         if hold_ms:

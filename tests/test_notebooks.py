@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 
@@ -173,3 +174,21 @@ def test_a_mirrored_cell_may_be_long(tmp_path):
     set_source(2, "\n".join(["size"] * 41))(notebook)
     notebook.cells[2].metadata.tags = ["mirror:helpers.bench.benchmark"]
     assert found_in(notebook, tmp_path) == []
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("ruff"), reason="ruff is not installed")
+@each_notebook
+def test_every_section_works_after_the_setup_alone(path, tmp_path):
+    """No section uses a name that another one defines."""
+    parts = [[]]
+    for cell in read(path).cells:
+        if cell.cell_type == "markdown" and re.search("^## ", cell.source, re.MULTILINE):
+            parts.append([])
+        if cell.cell_type == "code":
+            parts[-1].append(cell.source)
+    setup, *sections = ["\n".join(cells) for cells in parts]
+    for number, section in enumerate(sections, start=1):
+        (tmp_path / f"section_{number}.py").write_text(f"{setup}\n{section}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -108,3 +108,5 @@ def test_compare_puts_three_sources_side_by_side(book, tmp_path, monkeypatch):
     recorded.unlink()
     assert "recorded, H200" not in results.compare(book.records)
     assert results.compare([]).empty
+    only_lecture = results.compare([], ["L05"])
+    assert only_lecture["lecture, H100"].tolist() == [50.6] and "this machine" not in only_lecture
