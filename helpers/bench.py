@@ -137,6 +137,8 @@ def measure(
         raise ValueError(f'clock must be "event" or "host", not {clock!r}')
     if cache not in CACHES:
         raise ValueError(f"cache must be one of {', '.join(CACHES)}, not {cache!r}")
+    if not 0 < budget_ms < math.inf:
+        raise ValueError(f"budget_ms must be a positive number, not {budget_ms!r}")
     for name, amount in (("bytes", bytes), ("flops", flops)):
         if amount is not None and not (amount >= 0 and math.isfinite(amount)):
             raise ValueError(f"{name} must be a finite number of at least 0, not {amount!r}")

@@ -8,6 +8,8 @@ import sys
 # in every process, for a check that notebooks do not need.
 sys.modules.setdefault("rfc3987_syntax", None)
 
+import ast
+import contextlib
 import re
 import signal
 from collections.abc import Callable
@@ -136,9 +138,12 @@ def parameter_names(notebook: NotebookNode) -> set[str]:
 
 
 def parameter_value(text: str) -> object:
-    """The value that papermill's own command line makes of `-p name text`."""
+    """The value of `-p name text`: as papermill's command line has it, and lists, dictionaries."""
     from papermill.cli import _resolve_type  # loads the whole command line
 
+    if text[:1] in ("[", "(", "{"):
+        with contextlib.suppress(ValueError, SyntaxError):
+            return ast.literal_eval(text)
     return _resolve_type(text)
 
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 RUN = "run"
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 HOST_CATEGORIES = ("cuda_runtime", "cuda_driver")
-# Names that are neither an operator nor a kernel: ranges, and the profiler's own cost.
 OTHER_CATEGORIES = ("user_annotation", "gpu_user_annotation", "overhead")
 
 
@@ -57,9 +56,8 @@ def capture(run: Callable[[], object], warmups: int = 1, with_stack: bool = Fals
 
     One more call before it runs under the profiler and is discarded: what the profiler sets up
     would otherwise slow the first launches by some hundred microseconds.
-    The activities are the ones this build supports, so a CPU build gives the CPU's table. With
-    `with_stack` the trace also has Python frames, and every Python call costs about 1 µs more.
-    Raises ValueError when `warmups` is negative; what `run` raises passes through.
+    A CPU build gives the CPU's table. With `with_stack` the trace also has Python frames, and every
+    Python call costs about 1 µs more. ValueError when `warmups` is negative.
     """
     if warmups < 0:
         raise ValueError(f"warmups must be 0 or more, got {warmups}")
@@ -118,12 +116,11 @@ def operations(capture: Capture, limit: int = 10) -> "pd.DataFrame":
     if limit < 1:
         raise ValueError(f"limit must be 1 or more, got {limit}")
     others = {event["name"] for event in capture.events if event.get("cat") in OTHER_CATEGORIES}
+    # A range may be named like an operator or a kernel, which must not be lost with it.
+    others -= {e["name"] for e in capture.events if e.get("cat") in ("cpu_op", *GPU_CATEGORIES)}
     gpu_names = {event["name"] for event in gpu_events(capture)}
-    averages = [
-        average
-        for average in capture.averages
-        if average.key not in others and not average.key.startswith("ProfilerStep")
-    ]
+    others.add("ProfilerStep*")
+    averages = [average for average in capture.averages if average.key not in others]
     table = pd.DataFrame(
         {
             "name": [short(a.key) if a.key in gpu_names else a.key for a in averages],
@@ -186,9 +183,8 @@ def kernel_time_us(capture: Capture) -> float | None:
 def host_timeline(capture: Capture) -> "pd.DataFrame":
     """What the host asked for and when the GPU did it; empty on a CPU.
 
-    Lane "host" has the calls that launched the kernels of the trace, and the waits
-    (cuda...Synchronize); lane "device" has the kernels. correlation is the same for a launch and
-    its kernels. Times are relative to the first row.
+    Lane "host" has the calls that launched the trace's kernels, and the waits (cuda...Synchronize);
+    lane "device" the kernels, with their launch's correlation. Times count from the first row.
     """
     import pandas as pd
 

@@ -10,6 +10,7 @@ import datetime
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -88,6 +89,8 @@ class Recorder:
     """
 
     def __init__(self, notebook: str, profile: str):
+        if not re.fullmatch(r"\w+", notebook):
+            raise ValueError(f"a notebook's name is like 02_benchmarking, not {notebook!r}")
         if profile not in machine.PROFILES:
             raise ValueError(f"profile must be one of {machine.PROFILES}, not {profile!r}")
         self.notebook, self.profile = notebook, profile
@@ -119,18 +122,19 @@ class Recorder:
         """
         if clock not in CLOCKS:
             raise ValueError(f"clock must be one of {sorted(CLOCKS)}, not {clock!r}")
-        if not math.isfinite(value):
-            raise ValueError(f"{claim} {op} {shape}: {value} is not a finite number")
+        for number in (value, p20, p80):
+            if number is not None and not math.isfinite(number):
+                raise ValueError(f"{claim} {op} {shape}: {number} is not a finite number")
+        texts = {"claim": claim, "op": op, "unit": unit, "shape": shape, "dtype": dtype}
+        for name, text in texts.items():
+            if not isinstance(text, str):
+                raise TypeError(f"{name} must be a string, not {text!r}")
         record = {
-            "claim": claim,
-            "op": op,
-            "shape": shape,
-            "dtype": dtype,
+            **texts,
             "clock": clock,
             "value": _rounded(value),
             "p20": _rounded(p20),
             "p80": _rounded(p80),
-            "unit": unit,
             "profile": self.profile,
             "device": machine.device_name(),
             "torch": torch.__version__,
@@ -138,6 +142,7 @@ class Recorder:
             "date": datetime.date.today().isoformat(),
             "notebook": self.notebook,
         }
+        record = {key: record[key] for key in KEYS}
         self._records[identity(record)] = record
         save(self.records, self.path)
         return value

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import datetime
-import math
 import re
 import signal
 import sys
@@ -17,6 +16,7 @@ from helpers.engine import NotebookNode
 from helpers.run_folder import Refused
 
 LIMIT_MINUTES = {"smoke": 10.0, "full": 20.0}  # wall time of one notebook
+MOST_MINUTES = 100_000  # ten weeks; the clock of a wait has an end
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -62,9 +62,9 @@ def minutes(text: str | None, profile: str) -> float:
         return LIMIT_MINUTES[profile]
     with contextlib.suppress(ValueError):
         value = float(text)
-        if value > 0 and math.isfinite(value):
+        if 0 < value <= MOST_MINUTES:
             return value
-    raise Refused(f"--timeout must be a positive number of minutes, not {text!r}")
+    raise Refused(f"--timeout must be a number of minutes up to {MOST_MINUTES}, not {text!r}")
 
 
 def parameters_of(
@@ -123,6 +123,7 @@ def run_notebook(
         running.update(event)
         progress.cell(path.stem, event["index"], len(above), above[event["index"]])
 
+    run_folder.make_folders(folder)
     run_folder.begin(folder, path.stem)
     try:
         outcome = execute.execute(
@@ -166,10 +167,14 @@ def run_all(
                 entries[stem] = entry | {"fingerprint": inputs, "started": started}
                 run_folder.write_status(folder, status)
                 progress.line(f"{stem}: started, {cells} cells")
-                run_notebook(
-                    path, notebook, folder, entries[stem], limit_minutes, environment,
-                    parameters[path], progress,
-                )  # fmt: skip
+                try:
+                    run_notebook(
+                        path, notebook, folder, entries[stem], limit_minutes, environment,
+                        parameters[path], progress,
+                    )  # fmt: skip
+                except OSError as error:  # a file of this notebook; the others have their own
+                    failure = {"status": "failed", "error": type(error).__name__}
+                    entries[stem].update(failure, lines=[str(error)])
                 run_folder.write_status(folder, status)
                 report.write(folder)
                 entry = entries[stem]
@@ -214,6 +219,8 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"helpers.run: {folder} can no longer be written: {error}", file=sys.stderr)
         return 1
+    finally:
+        run_folder.unlock(folder)
     print(report.summary(entries), f"Report: {page}", sep="\n")
     if interrupted:
         print("Interrupted: --resume continues this run.")

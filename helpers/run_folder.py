@@ -8,6 +8,7 @@ runs/nvidia_h200-2026-01-31/
     status.json, index.html         one entry per notebook; the report made from it
 """
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -16,6 +17,7 @@ import re
 import tempfile
 from pathlib import Path
 
+import psutil
 import torch
 
 from helpers import device
@@ -46,13 +48,21 @@ def read_status(run: Path) -> dict:
     file = run / "status.json"
     if not file.exists():
         return {"device": device.slug(), "profile": "auto", "notebooks": {}}
-    return json.loads(file.read_text(encoding="utf-8"))
+    try:
+        status = json.loads(file.read_text(encoding="utf-8"))
+        entries = {stem: ENTRY | entry for stem, entry in status["notebooks"].items()}
+        return status | {"notebooks": entries}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise Refused(f"{file} is damaged: move it away, and its run is started anew") from None
 
 
 def write_status(run: Path, status: dict) -> None:
     """Replace status.json as a whole, so that no moment leaves half of it."""
     temporary = run / "status.json.new"
-    temporary.write_text(json.dumps(status, indent=1, ensure_ascii=False), encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(status, file, indent=1, ensure_ascii=False)
+        file.flush()
+        os.fsync(file.fileno())  # else a power cut could leave the name without the content
     os.replace(temporary, run / "status.json")
 
 
@@ -78,12 +88,34 @@ def open_folder(output: Path | None, resume: bool, runs: Path = ROOT / "runs") -
             run = (_newest(runs) if resume else None) or _new(runs)
         with tempfile.TemporaryFile(dir=run):  # permissions alone do not tell
             pass
-        for name in ("records", "scratch"):
-            (run / name).mkdir(exist_ok=True)
+        make_folders(run)
+        read_status(run)
+        _lock(run)
     except OSError as error:
         where = output or runs
         raise Refused(f"the output folder {where} cannot be written: {error.strerror}") from None
     return run
+
+
+def make_folders(run: Path) -> None:
+    """The folders that notebooks write to; a notebook may have removed them."""
+    for name in ("records", "scratch"):
+        (run / name).mkdir(exist_ok=True)
+
+
+def _lock(run: Path) -> None:
+    """Refused while another process that is alive runs notebooks into this folder."""
+    lock = run / "scratch" / "runner.pid"
+    with contextlib.suppress(OSError, ValueError):
+        other = int(lock.read_text())
+        if other != os.getpid() and psutil.pid_exists(other):
+            raise Refused(f"{run} is in use by another run (process {other})")
+    lock.write_text(str(os.getpid()))
+
+
+def unlock(run: Path) -> None:
+    """Give the folder free for another run."""
+    (run / "scratch" / "runner.pid").unlink(missing_ok=True)
 
 
 def _newest(runs: Path) -> Path | None:
@@ -108,7 +140,11 @@ def _new(runs: Path) -> Path:
 
 
 def fingerprint(notebook: NotebookNode, parameters: dict, profile: str) -> str:
-    """A hash of what a notebook's results depend on, apart from the machine itself."""
+    """A hash of what a notebook's results depend on, apart from the machine itself.
+
+    `profile` is what the run resolved it to: it counts the same however it was chosen.
+    """
+    parameters = {name: value for name, value in parameters.items() if name != "profile"}
     cells = [
         [cell.cell_type, cell.source, sorted(cell.metadata.get("tags", []))]
         for cell in notebook.cells

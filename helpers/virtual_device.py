@@ -37,9 +37,12 @@ class VirtualDevice:
     ):
         if queue_depth < 1:
             raise ValueError(f"queue_depth must be at least 1, not {queue_depth}")
+        if not (launch_us >= 0 and first_call_us >= 0 and jitter >= 0):
+            raise ValueError("launch_us, first_call_us and jitter must not be negative")
         self.launch_us, self.first_call_us = launch_us, first_call_us
         self.queue_depth, self.jitter = queue_depth, jitter
         self.spans: list[Span] = []
+        self.read_while_busy: list[bool] = []  # of each look at the clock: was a kernel unfinished?
         self._host_us = 0.0
         self._finished_us: list[float] = []  # when each kernel launched so far is done
         self._known: set[str] = set()
@@ -47,11 +50,14 @@ class VirtualDevice:
 
     def time(self) -> float:
         """The host's clock in seconds, as time.perf_counter()."""
+        self.read_while_busy.append(
+            bool(self._finished_us) and self._finished_us[-1] > self._host_us
+        )
         return self._host_us / 1e6
 
     def launch(self, name: str, duration_us: float) -> None:
         """Queue a kernel and return at once, as a CUDA launch does."""
-        if duration_us < 0:
+        if not duration_us >= 0:
             raise ValueError(f"duration_us must not be negative: {duration_us}")
         if len(self._finished_us) >= self.queue_depth:
             self._wait_until(self._finished_us[-self.queue_depth], "queue full")
@@ -67,6 +73,8 @@ class VirtualDevice:
 
     def work_on_host(self, name: str, duration_us: float) -> None:
         """Something that only the host does, such as Python between two launches."""
+        if not duration_us >= 0:
+            raise ValueError(f"duration_us must not be negative: {duration_us}")
         self._host(name, duration_us)
 
     def synchronize(self) -> None:

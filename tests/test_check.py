@@ -44,6 +44,22 @@ def test_rounding_passes_and_one_wrong_element_does_not(dtype):
         assert_close(wrong, reference)
 
 
+def test_a_lost_nan_is_not_hidden_by_any_number():
+    for value in (0.5, 0.0, 1.0):
+        actual, expected = torch.tensor([value, 1.0]), torch.tensor([math.nan, 1.0])
+        assert relative_error(actual, expected) == relative_error(expected, actual) == math.inf
+    largest = torch.tensor([torch.finfo(torch.float64).max], dtype=torch.float64)
+    assert relative_error(largest, torch.tensor([math.inf])) == math.inf
+
+
+def test_fp32_is_held_to_fp32():
+    reference = torch.randn(1000, dtype=torch.float64)
+    with pytest.raises(AssertionError, match="relative error"):
+        assert_close((reference * (1 + 1e-4)).float(), reference)
+    with pytest.raises(TypeError, match="complex"):
+        assert_close(torch.ones(2, dtype=torch.complex64), torch.ones(2))
+
+
 def test_shape_and_unknown_dtype_are_named():
     with pytest.raises(AssertionError, match=r"shape \(2, 3\), expected \(3, 2\)"):
         assert_close(torch.ones(2, 3), torch.ones(3, 2))
@@ -76,7 +92,7 @@ def waits_each_time(gpu, run):
     return total / 4 * 1000
 
 
-def median_of_trials(gpu, run):  # robust against a cold first trial, but not against the queue
+def median_of_trials(gpu, run):  # hides a cold first trial and a busy device, waits for neither
     times = []
     for _ in range(5):
         start = gpu.time()
@@ -106,14 +122,47 @@ def constant(gpu, run):
     return 5.0
 
 
-@pytest.mark.parametrize("answer", [waits_once, waits_each_time, median_of_trials])
+def not_a_number(gpu, run):
+    run()
+    return float("nan")
+
+
+def five_percent_off(gpu, run):
+    return waits_once(gpu, run) * 1.05
+
+
+def drowned_in_trials(gpu, run):  # the missing wait at the start is hidden, not mended
+    run()
+    start = gpu.time()
+    for _ in range(20_000):
+        run()
+    gpu.synchronize()
+    return (gpu.time() - start) / 20_000 * 1000
+
+
+def with_a_default(gpu, run, trials=5):
+    return waits_once(gpu, run)
+
+
+@pytest.mark.parametrize("answer", [waits_once, waits_each_time, with_a_default])
 def test_exercise_accepts_what_reads_true(answer, capsys):
     assert check_exercise("02.1", answer, waits_once, answer) is True
     assert capsys.readouterr().out == "Exercise 02.1: correct.\n"
 
 
 @pytest.mark.parametrize(
-    "answer", [*benchmarking.BROKEN, no_warm_up, wrong_unit, total_not_mean, constant]
+    "answer",
+    [
+        *benchmarking.BROKEN,
+        no_warm_up,
+        wrong_unit,
+        total_not_mean,
+        constant,
+        not_a_number,
+        five_percent_off,
+        drowned_in_trials,
+        median_of_trials,
+    ],
 )
 @pytest.mark.parametrize("position", range(3))
 def test_exercise_rejects_what_does_not(answer, position, capsys):

@@ -202,6 +202,16 @@ def test_capture_of_an_mlp(mlp_capture):
     assert any(e["name"] == "forward" for e in mlp_capture.events)
 
 
+def test_a_range_named_like_an_operator_does_not_hide_it():
+    x = torch.ones(16, 16)
+
+    def run():
+        with profiling.annotate("aten::mm"):
+            return x @ x
+
+    assert "aten::mm" in profiling.operations(profiling.capture(run), limit=50)["name"].tolist()
+
+
 def test_capture_asks_only_for_supported_activities(monkeypatch):
     """Case M07: a build that lists one activity still gives a table."""
     asked = []

@@ -46,6 +46,20 @@ def test_a_number_that_is_not_finite_is_refused(book, value):
     assert book.records == []
 
 
+def test_a_bad_record_does_not_harm_the_others(book):
+    with pytest.raises(TypeError, match="dtype must be a string"):
+        book.record("L06", "matmul", 1.0, "ms", dtype=3)
+    with pytest.raises(ValueError, match="not a finite number"):
+        book.record("L06", "matmul", 1.0, "ms", p80=math.inf)
+    book.record("L06", "matmul", 2.0, "ms")
+    assert [r["value"] for r in results.load(book.path)] == [2.0]
+
+
+def test_a_notebooks_name_is_not_a_path():
+    with pytest.raises(ValueError, match="02_benchmarking"):
+        results.Recorder("../elsewhere", "smoke")
+
+
 def test_unknown_clock_and_profile_are_refused(book):
     with pytest.raises(ValueError, match="sundial"):
         book.record("L06", "matmul", 1.0, "ms", clock="sundial")

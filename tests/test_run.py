@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -241,7 +243,7 @@ REFUSED = {
     "no notebook 'waves'": ["2", "waves"],
     "profile must be": ["--profile", "huge"],
     "different things": ["--profile", "smoke", "-p", "profile", "full"],
-    "--timeout must be a positive number of minutes, not '0'": ["--timeout", "0"],
+    "--timeout must be a number of minutes up to 100000, not '0'": ["--timeout", "0"],
     "not '-1'": ["--timeout=-1"],
     "not 'nan'": ["--timeout", "nan"],
     "not 'long'": ["--timeout", "long"],
@@ -308,6 +310,52 @@ def test_choose_by_number_and_name(tmp_path):
     assert stems() == ["01_a", "02_b", "10_c"]
     assert stems("10", "2", "02") == ["02_b", "10_c"]
     assert stems("10_c", "01_a.ipynb", "notebooks/02_b.ipynb") == ["01_a", "02_b", "10_c"]
+
+
+def test_values_of_parameters():
+    values = {"3": 3, "[512, 1024]": [512, 1024], "{'a': (1, None)}": {"a": (1, None)}, "x": "x"}
+    values |= {"0.5": 0.5, "True": True, "None": None, "[not python": "[not python"}
+    for text, value in values.items():
+        assert engine.parameter_value(text) == value
+
+
+def test_the_commands_of_the_readme_are_accepted(tmp_path):
+    """Up to the point where notebooks would start."""
+    lines = re.findall(
+        r"^python -m helpers\.run (.*?) *(?:#.*)?$", (ROOT / "README.md").read_text(), re.M
+    )
+    assert len(lines) >= 3
+    for line in lines:
+        options = run.parse(shlex.split(line))
+        notebooks = {
+            path: engine.read(path) for path in run.choose(options.chosen, options.notebooks)
+        }
+        given = {name: engine.parameter_value(text) for name, text in options.parameters}
+        assert all(not isinstance(value, str) for value in given.values())
+        run.parameters_of(notebooks, given)
+
+
+def test_a_damaged_status_is_refused(tmp_path, capsys):
+    folder, output = tmp_path / "notebooks", tmp_path / "run"
+    make_notebook(folder, "01_a", "# 01. A", "1")
+    output.mkdir()
+    for content in ("", "[]", '{"notebooks": {"01_a": 3}}', '{"device"'):
+        (output / "status.json").write_text(content)
+        arguments = ["--notebooks", str(folder), "--output", str(output), "--resume"]
+        assert run.main(arguments) == 2
+        assert "status.json is damaged" in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    output = run_folder.open_folder(tmp_path / "run", resume=False)
+    run_folder.write_status(output, run_folder.read_status(output))
+    (output / "scratch" / "runner.pid").write_text(str(other.pid))
+    with pytest.raises(run_folder.Refused, match="in use"):
+        run_folder.open_folder(output, resume=True)
+    other.kill()
+    other.wait()
+    assert run_folder.open_folder(output, resume=True) == output
 
 
 def test_automatic_folders(tmp_path):

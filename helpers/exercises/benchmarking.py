@@ -87,22 +87,27 @@ def repaired_benchmarks(*answers: Callable) -> None:
     assert len(answers) == len(BROKEN), f"three functions are asked for, {len(answers)} given"
     for answer in answers:
         name = getattr(answer, "__name__", "the answer")
-        assert callable(answer) and len(inspect.signature(answer).parameters) == 2, (
-            f"{name} must be a function of (gpu, run)"
-        )
+        try:
+            inspect.signature(answer).bind("gpu", "run")
+        except (TypeError, ValueError):
+            raise AssertionError(f"{name} must be a function of (gpu, run)") from None
         for situation in SITUATIONS:
             gpu, run = _situation(*situation)
             reading_ms = answer(gpu, run)
+            looks = list(gpu.read_while_busy)
             low_ms, high_ms = _steady_state_ms(*situation)
-            assert isinstance(reading_ms, (int, float)), f"{name} returns {reading_ms!r}, not ms"
-            assert gpu.spans and gpu.time() > 0, f"{name} did not run anything"
-            if reading_ms < 0.99 * low_ms:
+            assert reading_ms is not None, f"{name} returns nothing"
+            reading_ms = float(reading_ms)
+            assert gpu.spans and looks, f"{name} did not run anything, or never looked at the clock"
+            if not reading_ms >= 0.99 * low_ms:  # NaN is not right either
                 raise AssertionError(
                     f"{name} reads {reading_ms:.4g} ms where {low_ms:.4g} ms is true: "
                     "was the work done when the clock stopped?"
                 )
-            if reading_ms > 1.01 * high_ms:
+            if not reading_ms <= 1.01 * high_ms:
                 raise AssertionError(
                     f"{name} reads {reading_ms:.4g} ms where {high_ms:.4g} ms is true: what else "
                     "was the device, or the first call, still busy with?"
                 )
+            assert not looks[0], f"{name} starts its clock while the device is busy"
+            assert not looks[-1], f"{name} stops its clock while the device is busy"
