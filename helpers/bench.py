@@ -46,10 +46,8 @@ class Measurement:
     flops: float | None = None
 
     def _percentile(self, percent: float) -> float:
-        ordered = sorted(self.samples_ms)
-        position = percent / 100 * (len(ordered) - 1)
-        low, high = math.floor(position), math.ceil(position)
-        return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+        samples = torch.tensor(self.samples_ms, dtype=torch.float64)
+        return torch.quantile(samples, percent / 100).item()
 
     @property
     def median_ms(self) -> float:
@@ -131,7 +129,8 @@ def measure(
 
     Events see the GPU's work alone: the GPU is held back until the host has launched all of
     `run()`. The host's clock sees launches, Python and everything else that a caller waits for.
-    ValueError for an unknown clock or cache, or for counts that are negative or not finite.
+    ValueError for an unknown clock or cache, a budget that is no time, or counts that are negative
+    or not finite.
     """
     if clock not in (None, "event", "host"):
         raise ValueError(f'clock must be "event" or "host", not {clock!r}')

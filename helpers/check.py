@@ -83,10 +83,8 @@ def check_exercise(exercise: str, *answers: Callable) -> bool | None:
     except AssertionError as hint:
         print(f"Exercise {exercise}: not yet. {hint}")
         return False
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the answer's own mistake: name it, do not stop the notebook
+    except (Exception, SystemExit) as error:
+        # The answer's own mistake: name it, do not stop the notebook.
         print(f"Exercise {exercise}: not yet. It raises {type(error).__name__}: {error}")
         return False
     print(f"Exercise {exercise}: correct.")
