@@ -17,6 +17,7 @@ TOLERANCE = {
 # Exercise -> "module:function". The function raises AssertionError with a hint for a wrong answer.
 EXERCISES = {
     "02.1": "helpers.exercises.benchmarking:repaired_benchmarks",
+    "03.1": "helpers.exercises.roofline:bound_by",
 }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib import ticker
 
 from helpers import device as machine
 from helpers import results
@@ -44,6 +45,19 @@ def style() -> None:
             "lines.markersize": 5,
         }
     )
+
+
+def loglog(ax, x=(1,), y=(1,), **settings) -> None:
+    """Make both axes logarithmic, with ticks at these multiples of each power of ten.
+
+    `settings` go to `ax.set`. A single multiple is labelled as a power, several as numbers.
+    """
+    ax.set(xscale="log", yscale="log", **settings)
+    ax.minorticks_off()  # eight more a decade are slow to draw and say no more
+    for axis, multiples in ((ax.xaxis, x), (ax.yaxis, y)):
+        if len(multiples) > 1:
+            axis.set_major_locator(ticker.LogLocator(subs=multiples))
+            axis.set_major_formatter("{x:,g}")
 
 
 def small_print(figure, source: str | None = None) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from helpers.device import synchronize
+from helpers.memory import free_bytes
 
 WARMUP_MS = 25  # as triton.testing.do_bench, so that the two can be compared
 MIN_SAMPLES, MAX_SAMPLES = 5, 1000
@@ -137,8 +138,7 @@ def _preparation(cache: str) -> Callable[[], object]:
     if cache == "warm":
         return lambda: None
     l2_bytes = getattr(torch.cuda.get_device_properties(None), "L2_cache_size", 0)
-    free_bytes, _ = torch.cuda.mem_get_info()
-    size = min(max(FLUSH_BYTES, 4 * l2_bytes), free_bytes // 8)  # small cards keep their memory
+    size = min(max(FLUSH_BYTES, 4 * l2_bytes), free_bytes() // 8)  # small cards keep their memory
     buffer = torch.zeros(max(1, size // 4), dtype=torch.int32, device="cuda")
     # Writing leaves the cache full of lines that the timed call must first send back to memory.
     return buffer.zero_ if cache == "cold" else buffer.max
