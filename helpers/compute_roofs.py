@@ -2,10 +2,14 @@
 
 import functools
 import math
+import os
+import platform
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -28,11 +32,23 @@ TORCH_DTYPES = {
 SMALLEST_SIDE = 256
 
 
+@functools.cache
+def compiler_missing() -> str:
+    """Why torch.compile cannot make kernels here, in one line; "" when it can."""
+    if has_cuda() and not triton_version():
+        return "torch.compile needs Triton for a GPU, and it is not installed"
+    compilers = {"Windows": ("cl",), "Darwin": ("clang++",)}.get(platform.system(), ("g++",))
+    if not any(map(shutil.which, (*compilers, os.environ.get("CXX", "")))):
+        return f"torch.compile needs a C++ compiler ({compilers[0]}), and there is none on the PATH"
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not headers.exists():
+        return "torch.compile needs Python's headers (the package python3-dev or similar)"
+    return ""
+
+
 def can_compile() -> bool:
-    """True when torch.compile can make kernels here: Triton on a GPU, a C++ compiler on a CPU."""
-    if has_cuda():
-        return bool(triton_version())
-    return any(shutil.which(name) for name in ("g++", "clang++", "cl"))
+    """True when torch.compile can make kernels here."""
+    return not compiler_missing()
 
 
 def multiply_adds(x: torch.Tensor, starts: torch.Tensor, depth: int) -> torch.Tensor:
@@ -87,8 +103,9 @@ def multiply_add_run(length: int, eager: bool = False) -> tuple[Callable, Work]:
     return lambda: function(x, starts, depth), traffic.multiply_adds(n, length, x.dtype)
 
 
-def multiply_add_roof(length: int = 512) -> Roof:
+def multiply_add_roof() -> Roof:
     """The rate of a long chain, in TFLOP/s: what arithmetic other than matmuls can reach."""
+    length = 256 if has_cuda() else 512
     run, work = multiply_add_run(length)
     found = measure(run, flops=work.flops)
     return Roof("multiply-adds, float32", found.tflop_per_s, f"{length} an element, compiled")
@@ -152,10 +169,12 @@ def supports(dtype: str) -> str:
 
 
 def matmul_roof(dtype: str, longest_ms: float = 25, budget_ms: float = 30) -> Roof:
-    """The best rate of a small search over shapes, in TFLOP/s.
+    """The sustained rate of the best shape of a small search, in TFLOP/s.
 
     Squares are doubled until a call takes `longest_ms`; from the best one, each side in turn is
-    shrunk and stretched by up to 2 where it helps. After stas00's mamf-finder, which searches more.
+    shrunk and stretched where it helps. The winner is measured again for four times as long: a
+    GPU's clock falls while it works, so that shapes were faster for a moment (`how` says how
+    fast). After stas00's mamf-finder, which searches more.
     """
     rates: dict[tuple[int, int, int], float] = {}
 
@@ -166,7 +185,8 @@ def matmul_roof(dtype: str, longest_ms: float = 25, budget_ms: float = 30) -> Ro
             return 0
         if shape not in rates:
             found = attempt(lambda: measure_matmul(dtype, *shape, budget_ms=budget_ms))
-            rates[shape] = 0 if found == OUT_OF_MEMORY else found.tflop_per_s
+            # The fast end of the samples: a slow moment of the machine must not end the search.
+            rates[shape] = 0 if found == OUT_OF_MEMORY else found.flops / found.p20_ms / 1e9
         return rates[shape]
 
     side = SMALLEST_SIDE // 4
@@ -174,11 +194,15 @@ def matmul_roof(dtype: str, longest_ms: float = 25, budget_ms: float = 30) -> Ro
         side *= 2
     best = max(rates, key=rates.get)
     for axis in range(3 if best[0] >= SMALLEST_SIDE else 0):  # smaller: it is all emulated
-        for side in [int(factor * best[axis]) for factor in (0.5, 0.75, 1.5, 2)]:
+        for side in [int(factor * best[axis]) for factor in (0.25, 0.5, 0.75, 1.5, 2)]:
             shape = (*best[:axis], side, *best[axis + 1 :])
             if rate(shape) > rate(best):
                 best = shape
     found = attempt(lambda: measure_matmul(dtype, *best, budget_ms=4 * budget_ms))
-    value = (rates[best] or math.nan) if found == OUT_OF_MEMORY else found.tflop_per_s
+    if found == OUT_OF_MEMORY or not has_cuda():  # a CPU is slowed down by others, not by heat
+        value = rates[best] or math.nan
+    else:
+        value = found.tflop_per_s
     m, n, k = best
-    return Roof(dtype, value, f"{m} x {k} @ {k} x {n}, best of {len(rates)} shapes")
+    how = f"{m} x {k} @ {k} x {n}, of {len(rates)} shapes; best moment {max(rates.values()):.4g}"
+    return Roof(dtype, value, how)

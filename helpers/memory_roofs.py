@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from helpers import specs
 from helpers.bench import measure
 from helpers.device import device, has_cuda, triton_version
 from helpers.memory import free_bytes
@@ -166,6 +167,16 @@ def _holding(capacities: dict[str, int], smallest: int, largest: int) -> str:
     return ", ".join(names[first : last + 1])
 
 
+def cache_bytes() -> dict[str, int]:
+    """Bytes that each level of cache holds, all SMs or threads together, where that is known."""
+    if not has_cuda():
+        return cpu_caches()
+    gpu = specs.this_gpu()
+    found = {"all L1s": (gpu.sms or 0) * (gpu.l1_kb_per_sm or 0) * 2**10}
+    found["L2"] = (gpu.l2_mb or 0) * 2**20
+    return {name: int(size) for name, size in found.items() if size}
+
+
 def cpu_caches() -> dict[str, int]:
     """Bytes of each level of data cache that PyTorch's threads have together, smallest first.
 
@@ -188,14 +199,18 @@ def cpu_caches() -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def copy_roof() -> Roof:
-    """Reading and writing large tensors, the roof that most operations meet, in GB/s."""
-    nbytes = min(2**30, free_bytes() // 8) if has_cuda() else 2**26
+def copy_roof(nbytes: int | None = None) -> Roof:
+    """Reading and writing large tensors, the roof that most operations meet, in GB/s.
+
+    nbytes: the size of one tensor; by default the largest that a roof needs and memory allows.
+    """
+    nbytes = nbytes or (min(2**30, free_bytes() // 8) if has_cuda() else 2**26)
     source = torch.rand(nbytes // 4, device=device())
     target = torch.empty_like(source)
     found = measure(lambda: target.copy_(source), 2 * source.nbytes)
     how = f"{size_text(source.nbytes)} copied; {found.method}"
-    return Roof("memory, copy", found.gb_per_s, how)
+    ms = found.median_ms if has_cuda() else found.p20_ms  # other programs interrupt a CPU
+    return Roof("memory, copy", found.bytes / ms / 1e6, how)
 
 
 def host_link_roofs() -> list[Roof]:

@@ -13,6 +13,7 @@ from helpers import results
 # Okabe and Ito's palette: distinguishable with any colour vision and in print.
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#7F7F7F"
+COLOURS = (BLUE, GREEN, VERMILION, GREY, ORANGE, PURPLE, SKY)  # for lines of equal rank
 LANES = {"host": ORANGE, "device": BLUE}
 
 # One look for each source of numbers, in every figure of the collection.

@@ -199,6 +199,37 @@ WRONG["tf32_for_fp32"] = answer(ridge=_tf32)
 WRONG["fp16_accumulators"] = answer(ridge=_fp16_sums)
 WRONG["fp16_has_the_same_peak_as_bf16"] = answer(ridge=_fp16_for_bf16)
 WRONG["one_gpu_for_all"] = answer(ridge=_one_gpu_for_all)
+WRONG["tensor_cores_left_out_of_fp64"] = answer(ridge=_tensor_cores_left_out_of_fp64)
+
+
+def _constants(op, dtype, gpu):
+    """Ridges learned by heart, one a dtype, and no look at the GPU but for what it lacks."""
+    by_size = {2: 200, 4: 14, 8: 9} if op == "matmul" else {2: 14, 4: 14, 8: 3}
+    return right_ridge(op, dtype, gpu) and by_size[dtype.itemsize]
+
+
+def _sparse_on_ampere_and_ada(op, dtype, gpu):
+    ridge = right_ridge(op, dtype, gpu)
+    twice = op == "matmul" and dtype.itemsize == 2 and gpu.architecture in ("Ampere", "Ada")
+    return ridge and ridge * (2 if twice else 1)
+
+
+def _fp64_tensor_cores_for_everything(op, dtype, gpu):
+    return gpu.ridge_flop_per_byte(F64) if dtype == F64 else right_ridge(op, dtype, gpu)
+
+
+def _one_flop_a_multiply_add(op, shape, dtype):
+    intensity = counted(op, shape, dtype).intensity
+    return intensity / 2 if op == "multiply_adds" else intensity
+
+
+WRONG["constants_learned_by_heart"] = answer(ridge=_constants)
+WRONG["sparse_on_ampere_and_ada"] = answer(ridge=_sparse_on_ampere_and_ada)
+WRONG["fp64_tensor_cores_for_everything"] = answer(ridge=_fp64_tensor_cores_for_everything)
+WRONG["one_flop_a_multiply_add"] = answer(_one_flop_a_multiply_add)
+WRONG["softmax_with_four_times_the_flops"] = answer(
+    lambda op, *case: counted(op, *case).intensity * (4 if op == "softmax" else 1)
+)
 
 
 # Another count.
@@ -256,6 +287,18 @@ WRONG["flops_of_n_cubed"] = matmul_intensity(
 
 
 # What a datasheet does not say, and how the answer is given.
+
+
+@wrong
+def a_matmul_computes_even_where_the_bandwidth_is_unknown(op, shape, dtype, gpu):
+    unknown = gpu.memory_gb_per_s is None and op == "matmul"
+    return "compute" if unknown else solution(op, shape, dtype, gpu)
+
+
+@wrong
+def elementwise_is_memory_even_where_the_peak_is_unknown(op, shape, dtype, gpu):
+    unknown = gpu.fp32_tflops is None and op in ("relu", "softmax")
+    return "memory" if unknown else solution(op, shape, dtype, gpu)
 
 
 @wrong

@@ -23,7 +23,8 @@ def test_attempt_passes_results_on():
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("shapes do not match"), ValueError("no"), KeyError(1), MemoryError()]
+    "error",
+    [RuntimeError("shapes do not match"), KeyError(1), MemoryError(), OSError("not enough memory")],
 )
 def test_attempt_passes_other_errors_on(error):
     def run():
@@ -61,15 +62,17 @@ def test_attempt_knows_the_messages(error):
     assert attempt(run) == OUT_OF_MEMORY
 
 
-@pytest.mark.parametrize("where", ["cpu", "cuda"])
+@pytest.mark.parametrize("where", ["cpu", "cuda", "faked"])
 def test_attempt_lets_go_of_what_the_function_held(where):
     if where == "cuda" and not has_cuda():
         pytest.skip("needs a GPU")
     held, seen = [], []
 
     def run():
-        large = torch.empty(2**20, device=where)
+        large = torch.empty(2**20, device="cpu" if where == "faked" else where)
         held.append(weakref.ref(large))
+        if where == "faked":
+            raise torch.OutOfMemoryError("CUDA out of memory.")
         torch.empty(ABSURD, dtype=torch.int8, device=where)
 
     def release():

@@ -46,3 +46,16 @@ def test_small_print_names_the_machine(ax):
     assert "torch" in ax.figure._supxlabel.get_text()
     record = {"device": "NVIDIA H200", "torch": "2.11.0", "date": "2026-11-29"}
     assert plots.recorded_source([record, record]) == "NVIDIA H200 · torch 2.11.0 · 2026-11-29"
+
+
+def test_loglog_labels_decades_or_the_multiples_asked_for(ax):
+    ax.plot([1, 1000], [2000, 40_000])
+    plots.loglog(ax, y=(1, 2, 5), xlabel="size", ylim=(1500, 60_000))
+    ax.figure.canvas.draw()
+    low, high = ax.get_ylim()
+    labels = [
+        text.get_text() for text in ax.get_yticklabels() if low <= text.get_position()[1] <= high
+    ]
+    assert labels == ["2,000", "5,000", "10,000", "20,000", "50,000"]
+    assert ax.get_xlabel() == "size" and not list(ax.xaxis.get_minorticklocs())
+    assert ax.get_xscale() == ax.get_yscale() == "log"

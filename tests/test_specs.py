@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers import device, specs
+from helpers import device, spec_checks, specs
 
 PEAKS = [c for c in specs.COLUMNS if c.endswith(("_tflops", "_tops"))]
 CHECKED = [
@@ -58,7 +58,7 @@ def test_every_row_says_what_and_whence():
 
 
 def test_figures_agree_with_each_other_and_with_the_architecture():
-    assert specs.inconsistencies(FRAME) == []
+    assert spec_checks.inconsistencies(FRAME) == []
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.1, 2.0])
@@ -70,7 +70,7 @@ def test_every_single_wrong_figure_is_found(factor):
             if row[column] == row[column]:  # not NaN
                 label = f"{row['name']}, {column} x {factor}"
                 wrong.append({**row, column: row[column] * factor, "name": label})
-    found = {finding.split(": ")[0] for finding in specs.inconsistencies(pd.DataFrame(wrong))}
+    found = {finding.split(": ")[0] for finding in spec_checks.inconsistencies(pd.DataFrame(wrong))}
     assert len(wrong) > 500
     assert [row["name"] for row in wrong if row["name"] not in found] == []
 
@@ -78,7 +78,7 @@ def test_every_single_wrong_figure_is_found(factor):
 def test_a_finding_names_row_column_value_and_expectation():
     wrong = FRAME.copy()
     wrong.loc[wrong["name"] == "H100 SXM", "bf16_tflops"] = 1978.9
-    findings = specs.inconsistencies(wrong)
+    findings = spec_checks.inconsistencies(wrong)
     assert "H100 SXM: bf16_tflops is 1978.9, expected 989.4" in findings  # against fp16
     assert len(findings) == 2 and all("bf16_tflops" in finding for finding in findings)
 
@@ -105,11 +105,69 @@ def test_a_finding_names_row_column_value_and_expectation():
 def test_other_slips_are_found(name, column, value):
     wrong = FRAME.astype(object)
     wrong.loc[wrong["name"] == name, column] = value
-    findings = specs.inconsistencies(wrong)
+    findings = spec_checks.inconsistencies(wrong)
     assert findings and all(finding.startswith(f"{name}: ") for finding in findings)
 
 
 # Figures that the notebooks lean on
+
+
+# What no other figure implies, typed a second time: GB of memory, MB of L2, W.
+SINGLE_FIGURES = {
+    "V100 SXM2 16GB": (16, 6, 300),
+    "V100 SXM2 32GB": (32, 6, 300),
+    "V100 PCIe 16GB": (16, 6, 250),
+    "V100 PCIe 32GB": (32, 6, 250),
+    "T4": (16, 4, 70),
+    "RTX 2070": (8, 4, 175),
+    "RTX 2080 Ti": (11, 5.5, 250),
+    "A100 SXM4 40GB": (40, 40, 400),
+    "A100 SXM4 80GB": (80, 40, 400),
+    "A100 PCIe 40GB": (40, 40, 250),
+    "A100 PCIe 80GB": (80, 40, 300),
+    "A10": (24, 6, 150),
+    "A40": (48, 6, 300),
+    "RTX A6000": (48, 6, 300),
+    "RTX 3060": (12, 2.25, 170),
+    "RTX 3080": (10, 5, 320),
+    "RTX 3090": (24, 6, 350),
+    "L4": (24, 48, 72),
+    "L40S": (48, 96, 350),
+    "RTX 4060": (8, 24, 115),
+    "RTX 4070": (12, 36, 200),
+    "RTX 4080": (16, 64, 320),
+    "RTX 4090": (24, 72, 450),
+    "H100 SXM": (80, 50, 700),
+    "H100 PCIe": (80, 50, 350),
+    "H100 NVL": (94, None, 400),
+    "H200 SXM": (141, 60, 700),
+    "H200 NVL": (141, None, 600),
+    "B200": (180, 126, 1000),
+    "RTX 5070": (12, 48, 250),
+    "RTX 5080": (16, 64, 360),
+    "RTX 5090": (32, 96, 575),
+    "RTX PRO 6000 Blackwell": (96, 128, 600),
+    "MI300X": (192, 32, 750),
+}
+
+
+def test_figures_that_stand_alone_are_those_of_a_second_list():
+    for gpu in specs.gpus():
+        assert (gpu.memory_gb, gpu.l2_mb, gpu.power_w) == SINGLE_FIGURES[gpu.name], gpu.name
+
+
+@pytest.mark.parametrize("name", ["L4", "H100 SXM", "T4", "MI300X"])
+def test_sparse_peaks_are_found_even_with_a_clock_to_match(name):
+    row = FRAME[FRAME["name"] == name].copy()
+    row["tensor_boost_mhz"] = 2 * row["tensor_boost_mhz"].fillna(row["boost_mhz"])
+    tensor = [c for c in PEAKS if c.startswith(("tf32", "fp16", "bf16", "int8", "fp8"))]
+    row[tensor] = 2 * row[tensor]
+    assert spec_checks.inconsistencies(row)
+
+
+def test_a_peak_that_every_tensor_core_has_must_be_given():
+    row = FRAME[FRAME["name"] == "H100 SXM"].assign(fp16_tflops=float("nan"))
+    assert any("fp16_tflops" in finding for finding in spec_checks.inconsistencies(row))
 
 
 def test_bandwidths():

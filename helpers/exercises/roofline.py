@@ -24,14 +24,22 @@ CASES = (
     ("matmul", (1200, 1200, 1200), F16, "H100 SXM", "compute"),  # 400, sparse ridge 590
     ("matmul", (350, 8192, 8192), F16, "RTX 4090", "compute"),  # 322; with fp16 sums 328 …
     ("matmul", (384, 384, 384), F16, "T4", "memory"),  # intensity 128, ridge 203
+    ("matmul", (600, 600, 600), BF16, "A100 SXM4 80GB", "compute"),  # 200, ridge 153 …
+    ("matmul", (600, 600, 600), BF16, "H100 SXM", "memory"),  # … and 295
+    ("matmul", (640, 640, 640), BF16, "A100 SXM4 80GB", "compute"),  # 213, sparse ridge 306
+    ("matmul", (1700, 1700, 1700), BF16, "L4", "compute"),  # 567, sparse ridge 807
     ("matmul", (128, 8192, 8192), F64, "A100 SXM4 80GB", "compute"),
+    ("matmul", (84, 84, 84), F64, "A100 SXM4 80GB", "memory"),  # 7; lanes 4.8, tensor cores 9.6
+    ("multiply_adds", (2**20, 56), F64, "A100 SXM4 80GB", "compute"),  # 7 on the lanes' 4.8
     ("relu", (2**26,), F16, "T4", "memory"),
     ("relu", (100,), F32, "H200 SXM", "memory"),
     ("softmax", (4096, 4096), F32, "L4", "memory"),
     ("softmax", (4096, 4096), BF16, "H200 SXM", "memory"),
     ("softmax", (4096, 4096), F64, "L4", "memory"),
+    ("softmax", (4096, 4096), F64, "T4", "memory"),  # 0.31, ridge 0.8
     ("multiply_adds", (2**20, 4), F32, "H200 SXM", "memory"),
-    ("multiply_adds", (2**20, 40), F32, "H200 SXM", "memory"),  # 10 against 14
+    ("multiply_adds", (2**20, 40), F32, "H200 SXM", "memory"),  # 10, ridge 14
+    ("multiply_adds", (2**20, 80), F32, "H200 SXM", "compute"),  # 20: a multiply-add is two
     ("multiply_adds", (2**20, 512), F32, "H200 SXM", "compute"),  # not everything else is memory
     ("multiply_adds", (2**20, 64), F16, "H200 SXM", "compute"),  # 32 on fp32 lanes, not 206
     ("multiply_adds", (2**20, 40), F16, "A100 SXM4 80GB", "compute"),  # 20; fp32 10, fp16 lanes 38
@@ -51,11 +59,17 @@ def bound_by(answer: Callable) -> None:
             raise AssertionError(
                 f"{op} {shape} in {kind} on the {name} is {expected}-bound, not {given!r}"
             )
-    part = dataclasses.replace(specs.get("A100 SXM4 80GB"), memory_gb_per_s=None)
-    if (given := answer("relu", (1000,), F32, part)) != "unknown":
-        raise AssertionError(f"without a bandwidth the answer is unknown, not {given!r}")
-    card = dataclasses.replace(specs.get("V100 SXM2 32GB"))
-    if (given := answer("matmul", (4096, 4096, 4096), BF16, card)) != "unknown":
-        raise AssertionError(
-            f"a V100 has no peak for bfloat16, so the answer is unknown, not {given!r}"
-        )
+    a100 = specs.get("A100 SXM4 80GB")
+    no_bandwidth = dataclasses.replace(a100, memory_gb_per_s=None)
+    no_lanes = dataclasses.replace(a100, fp32_tflops=None)
+    for op, shape, dtype, gpu, lacking in (
+        ("relu", (1000,), F32, no_bandwidth, "a bandwidth"),
+        ("matmul", (4096, 4096, 4096), BF16, no_bandwidth, "a bandwidth"),
+        ("relu", (1000,), BF16, no_lanes, "a peak for its fp32 lanes"),
+        ("softmax", (64, 64), F32, no_lanes, "a peak for its fp32 lanes"),
+        ("matmul", (4096, 4096, 4096), BF16, specs.get("V100 SXM2 32GB"), "a bfloat16 peak"),
+    ):
+        if (given := answer(op, shape, dtype, gpu)) != "unknown":
+            raise AssertionError(
+                f"for {op} on a {gpu.name} without {lacking} the answer is unknown, not {given!r}"
+            )
