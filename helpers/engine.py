@@ -93,6 +93,11 @@ class _Client(PapermillNotebookClient):
             self.notice.text = f"\n[{left_out:,} characters of output are left out here]\n"
         return out
 
+    def execute_cell(self, cell, cell_index, **options):
+        if cell.cell_type == "code":
+            self.save()  # what the cells before it have left; this one may be the last
+        return super().execute_cell(cell, cell_index, **options)
+
     def papermill_execute_cells(self):
         try:
             super().papermill_execute_cells()
@@ -105,7 +110,14 @@ class _Engine(NBClientEngine):
     def execute_managed_notebook(cls, nb_man, kernel_name, **options):
         for unused in ("input_path", "start_timeout"):
             options.pop(unused, None)
-        return _Client(nb_man, kernel_name=kernel_name, **options).execute()
+        client = _Client(nb_man, kernel_name=kernel_name, **options)
+        # papermill writes the whole file at the start and at the end of every cell, of text too:
+        # seconds for a long notebook. Once before each code cell keeps as much.
+        client.save, nb_man.save = nb_man.save, lambda **_: None
+        try:
+            return client.execute()
+        finally:
+            client.save()
 
 
 papermill_engines.register("helpers", _Engine)

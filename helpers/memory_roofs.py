@@ -146,11 +146,14 @@ def memory_roofs(ladder) -> list[Roof]:
         rates, sizes = rows["gb_per_s"].tolist(), rows["footprint_bytes"].tolist()
         names = LEVELS[1:] if max(rates) < SAME_LEVEL * past_l1 else LEVELS
         levels = plateaus(rates)
-        for (first, last), name in zip(levels, names, strict=False):
-            if (first, last) == levels[-1]:
+        for number, (first, last) in enumerate(levels):
+            beyond_caches = sizes[last] > max(capacities.values(), default=0)
+            if (first, last) == levels[-1] and beyond_caches:
                 name = "memory, read"
             elif capacities:
                 name = _holding(capacities, sizes[first], sizes[last])
+            else:
+                name = names[number] if number < len(names) else f"level {number + 1}"
             how = f"{path}, footprints {size_text(sizes[first])} to {size_text(sizes[last])}"
             roof = Roof(name, statistics.median(rates[first : last + 1]), how)
             if name not in found or roof.value > found[name].value:
@@ -194,7 +197,7 @@ def cpu_caches() -> dict[str, int]:
                 units = {"K": 2**10, "M": 2**20}[size[-1]]
                 copies = max(1, torch.get_num_threads() // sharing)
                 found[f"L{level}"] = int(size[:-1]) * units * copies
-        except (OSError, ValueError, KeyError):  # a virtual machine may hide any of it
+        except (OSError, ValueError, LookupError):  # a virtual machine may hide any of it
             continue
     return dict(sorted(found.items(), key=lambda item: item[1]))
 

@@ -43,8 +43,9 @@ def draw(ax, gb_per_s: float, peaks: dict[str, float], label: str | None = None,
     """Draw a memory's slope and compute ceilings (name -> TFLOP/s) on log-log axes.
 
     The slope ends at the highest ceiling; each ceiling begins where it meets the slope. `look`
-    goes to the lines, `label` to the legend.
+    goes to the lines (black if it has no color), `label` to the legend.
     """
+    look = {"color": "black", **look}
     ridges = {name: ridge_flop_per_byte(gb_per_s, top) for name, top in peaks.items()}
     left, right = 1e-3, 1e6
     highest = max(ridges.values())
