@@ -59,13 +59,14 @@ def multiply_adds(x: torch.Tensor, starts: torch.Tensor, depth: int) -> torch.Te
     return y[:, 0] if len(starts) == 1 else y.sum(1)
 
 
-def compiled(function: Callable, many: bool = False) -> Callable:
+def compiled(function: Callable) -> Callable:
     """torch.compile for fixed shapes, with multiply-adds in one instruction on a CPU as well."""
-    # The first Inductor's C++ flags forbid by default. The second compiles all headers once, for
-    # ten seconds, which pays from the fourth kernel on.
-    options = {"cpp.enable_floating_point_contract_flag": "fast"}
-    if not many:
-        options["cpp_cache_precompile_headers"] = False
+    options = {
+        # Inductor's C++ flags forbid it by default.
+        "cpp.enable_floating_point_contract_flag": "fast",
+        # Compiling all headers once takes ten seconds: that pays from the fourth kernel on.
+        "cpp_cache_precompile_headers": False,
+    }
     if not has_cuda() and _knows_all_vectors():
         import torch._inductor.config as inductor
 
