@@ -110,12 +110,13 @@ def plateaus(rates: Sequence[float]) -> list[tuple[int, int]]:
     than the level before. A single point between two levels is a mixture of both. A slow start is
     the cost of the call, not a level.
     """
-    best = [max(rates[first : last + 1]) for first, last in _runs(rates)]
-    found = []
-    for (first, last), rate in zip(_runs(rates), best, strict=True):
+    found: list[tuple[int, int]] = []
+    for first, last in _runs(rates):
         if last == first:
             continue
-        if found and rate * SAME_LEVEL > max(rates[found[-1][0] : found[-1][1] + 1]):
+        if found and max(rates[first : last + 1]) * SAME_LEVEL > max(
+            rates[found[-1][0] : found[-1][1] + 1]
+        ):
             found[-1] = (found[-1][0], last)
         else:
             found.append((first, last))
