@@ -191,7 +191,7 @@ def last_lines(text: str) -> list[str]:
 def run(
     notebook: Path, output: Path, parameters: dict, on_cell: Callable[[int, int], None]
 ) -> dict:
-    """Execute a notebook in its own folder; save it to `output` before each code cell and after all.
+    """Execute a notebook in its own folder; save it to `output` before each code cell and last.
 
     `on_cell(index, execution_count)` is called before each cell; the index counts the cells of
     the source. Returns the status ("passed", "failed" or "kernel died") and, unless it passed,
