@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from helpers.device import device, has_cuda, synchronize
-from helpers.memory import free_bytes
+from helpers.memory import uncached_bytes
 from helpers.timers import CACHES, does_gpu_work, event_samples_ms, host_samples_ms
 
 BUDGET_MS = 100  # as triton.testing.do_bench
@@ -157,7 +157,7 @@ def measure(
 @functools.cache
 def memory_ceiling_gb_per_s() -> float:
     """The fastest that large tensors were read, written or copied on this device, in GB/s."""
-    size = min(2**30, free_bytes() // 8) if has_cuda() else 2**26
+    size = uncached_bytes()
     source = torch.ones(size // 4, device=device())
     target = torch.empty_like(source)
     operations = (

@@ -123,6 +123,20 @@ def tf32_allowed(allowed: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+@contextmanager
+def matmul_settings(**settings: bool) -> Iterator[None]:
+    """Set switches of `torch.backends.cuda.matmul` by name, and put them back."""
+    backend = torch.backends.cuda.matmul
+    before = {name: getattr(backend, name) for name in settings}  # AttributeError: no such switch
+    try:
+        for name, value in settings.items():
+            setattr(backend, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(backend, name, value)
+
+
 def random_matrix(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     """Normal numbers (uniform ones for int8): zeros would draw less power and run faster."""
     if dtype == torch.int8:

@@ -28,6 +28,11 @@ def free_bytes() -> int:
     return max(0, min(free + unused, share))
 
 
+def uncached_bytes() -> int:
+    """The size of a tensor that no cache holds, to measure memory with; several of them fit."""
+    return min(2**30, free_bytes() // 8) if has_cuda() else 2**26
+
+
 def release() -> None:
     """Give the GPU's memory that nothing refers to any more back to the driver."""
     if has_cuda():  # a CPU's allocator does so by itself

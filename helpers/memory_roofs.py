@@ -13,7 +13,7 @@ import torch
 from helpers import specs
 from helpers.bench import measure
 from helpers.device import device, has_cuda, triton_version
-from helpers.memory import free_bytes
+from helpers.memory import free_bytes, uncached_bytes
 from helpers.roofline import Roof
 
 if triton_version():
@@ -87,15 +87,13 @@ def memory_ladder(footprints: Iterable[int], budget_ms: float = 20):
     """
     import pandas as pd
 
-    rows = []
-    for path in PATHS if has_cuda() and triton_version() else ["all caches"]:
+    rows, by_kernel = [], has_cuda() and triton_version()
+    for path in PATHS if by_kernel else ["all caches"]:
         for wanted in sorted(footprints):
             if wanted > free_bytes() / 2:
                 continue
             run, footprint, read = (
-                read_repeatedly(wanted, path)
-                if has_cuda() and triton_version()
-                else sum_repeatedly(wanted)
+                read_repeatedly(wanted, path) if by_kernel else sum_repeatedly(wanted)
             )
             found = measure(run, cache="warm", budget_ms=budget_ms)
             rows.append((footprint, path, read / min(found.samples_ms) / 1e6))
@@ -206,9 +204,9 @@ def cpu_caches() -> dict[str, int]:
 def copy_roof(nbytes: int | None = None) -> Roof:
     """Reading and writing large tensors, the roof that most operations meet, in GB/s.
 
-    nbytes: the size of one tensor; by default the largest that a roof needs and memory allows.
+    nbytes: the size of one tensor, by default `uncached_bytes`.
     """
-    nbytes = nbytes or (min(2**30, free_bytes() // 8) if has_cuda() else 2**26)
+    nbytes = nbytes or uncached_bytes()
     source = torch.rand(nbytes // 4, device=device())
     target = torch.empty_like(source)
     found = measure(lambda: target.copy_(source), 2 * source.nbytes)

@@ -428,3 +428,27 @@ def test_a_real_search_ends(monkeypatch):
     monkeypatch.setattr(compute_roofs, "SMALLEST_SIDE", 64)
     roof = compute_roofs.matmul_roof("float32", longest_ms=0.1, budget_ms=1)
     assert roof.value > 0 and roof.name == "float32"
+
+
+def test_matmul_settings_are_put_back_after_an_exception_too():
+    backend = torch.backends.cuda.matmul
+    before = backend.allow_fp16_accumulation, backend.allow_fp16_reduced_precision_reduction
+    with pytest.raises(ZeroDivisionError):
+        with compute_roofs.matmul_settings(
+            allow_fp16_accumulation=True, allow_fp16_reduced_precision_reduction=False
+        ):
+            assert backend.allow_fp16_accumulation is True
+            assert backend.allow_fp16_reduced_precision_reduction is False
+            _ = 1 / 0
+    assert before == (
+        backend.allow_fp16_accumulation,
+        backend.allow_fp16_reduced_precision_reduction,
+    )
+
+
+def test_a_switch_that_does_not_exist_is_refused_before_any_is_set():
+    before = torch.backends.cuda.matmul.allow_fp16_accumulation
+    with pytest.raises(AttributeError):
+        with compute_roofs.matmul_settings(allow_fp16_accumulation=not before, no_such_switch=True):
+            pass
+    assert torch.backends.cuda.matmul.allow_fp16_accumulation is before

@@ -171,3 +171,10 @@ def test_largest_power_of_2(limit, expected):
 def test_there_is_no_power_of_2_below_1(limit):
     with pytest.raises(ValueError, match="no power of two"):
         largest_power_of_2(limit)
+
+
+@pytest.mark.parametrize(("free", "expected"), [(80, 10), (2**40, 2**30)])
+def test_uncached_bytes_leave_a_small_card_room(monkeypatch, free, expected):
+    monkeypatch.setattr(memory, "has_cuda", lambda: True)
+    monkeypatch.setattr(memory, "free_bytes", lambda: free)
+    assert memory.uncached_bytes() == expected
