@@ -1,0 +1,149 @@
+"""What the compilers make of a kernel, for any GPU generation, without a GPU.
+
+CUDA C++ or Triton -> PTX, the virtual machine's assembly -> SASS, the machine code of one chip.
+`helpers.ptx.text` counts and `helpers.ptx.notes` explains what comes out.
+"""
+
+import functools
+import importlib
+from pathlib import Path
+
+from helpers.ptx.assembler import (
+    Assembled,
+    CompileError,
+    ToolMissing,
+    arch_number,
+    assemble,
+    sass,
+    triton_backend,
+)
+from helpers.ptx.notes import annotate
+from helpers.ptx.text import bytes_per_access, count, entry, fp64_instructions, opcodes
+from helpers.ptx.triton_kernels import (
+    Compiled,
+    Request,
+    triton_compile_many,
+    triton_compiled,
+    triton_ptx,
+)
+
+__all__ = [
+    "ARCHITECTURES",
+    "Assembled",
+    "CompileError",
+    "Compiled",
+    "Request",
+    "ToolMissing",
+    "annotate",
+    "assemble",
+    "bytes_per_access",
+    "count",
+    "cuda_include_paths",
+    "cuda_ptx",
+    "entry",
+    "first_errors",
+    "fp64_instructions",
+    "opcodes",
+    "sass",
+    "triton_compile_many",
+    "triton_compiled",
+    "triton_ptx",
+]
+
+# Turing, Ampere (A100, GeForce), Ada, Hopper, Blackwell (B200, GeForce)
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+MAX_ERRORS = 3
+
+
+def cuda_include_paths() -> list[Path]:
+    """The folder with cuda_fp16.h and its like, in a list; empty where there is none.
+
+    The first of: the CUDA toolkit or wheel that cuda.pathfinder finds (CUDA_HOME and CUDA_PATH
+    count), and the headers that Triton brings along.
+    """
+    candidates = []
+    try:
+        from cuda import pathfinder
+
+        candidates.append(pathfinder.find_nvidia_header_directory("cudart"))
+    except (ImportError, RuntimeError):
+        pass
+    backend = triton_backend()
+    candidates.append(backend and backend / "include")
+    for folder in filter(None, candidates):
+        if (Path(folder) / "cuda_fp16.h").is_file():
+            return [Path(folder)]
+    return []
+
+
+def cuda_ptx(
+    text: str, arch: str = "sm_90", *, name: str = "kernel.cu", defines: dict | None = None
+) -> str:
+    """PTX of a CUDA C++ text, from NVRTC, NVIDIA's compiler as a library; it needs no driver.
+
+    `name` is what errors call the text; `defines` are macros: {"TILE": 32}. Kernels that are
+    declared `extern "C"` keep their names. CompileError when NVRTC refuses the text or does not
+    know the architecture, ToolMissing without NVRTC.
+    """
+    return _cuda_ptx(text, arch, name, tuple((defines or {}).items()))
+
+
+@functools.lru_cache(maxsize=256)
+def _cuda_ptx(text: str, arch: str, name: str, defines: tuple) -> str:
+    number = arch_number(arch)
+    nvrtc = _nvrtc()
+
+    def call(function, *arguments):
+        status, *values = function(*arguments)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise RuntimeError(f"{function.__name__}: {nvrtc.nvrtcGetErrorString(status)[1]}")
+        return values[0] if values else None
+
+    def read(size, function) -> str:
+        buffer = b" " * call(size, program)
+        call(function, program, buffer)
+        return buffer.decode().strip("\0")
+
+    known = call(nvrtc.nvrtcGetSupportedArchs)
+    if number not in known:
+        names = ", ".join(f"sm_{k}" for k in known)
+        raise CompileError(f"this NVRTC does not compile for {arch}; it knows {names}")
+    options = [f"--gpu-architecture={arch.replace('sm', 'compute')}"]
+    options += [f"--include-path={folder}" for folder in cuda_include_paths()]
+    options += [f"--define-macro={key}={value}" for key, value in defines]
+    program = call(nvrtc.nvrtcCreateProgram, text.encode(), name.encode(), 0, [], [])
+    try:
+        arguments = [option.encode() for option in options]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+            raise CompileError(first_errors(log) or f"NVRTC: {status.name}")
+        return read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _nvrtc():
+    try:
+        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
+        nvrtc.nvrtcVersion()  # loads the library itself
+    except (ImportError, RuntimeError) as error:
+        raise ToolMissing(
+            "NVRTC is missing, so CUDA kernels cannot be shown as PTX here: install cuda-bindings "
+            "and nvidia-cuda-nvrtc (Linux and Windows)"
+        ) from error
+    return nvrtc
+
+
+def first_errors(log: str) -> str:
+    """NVRTC's first errors: each its message, the line of code and the mark under it."""
+    errors, keep = [], False
+    for line in log.splitlines():
+        if ": error" in line or ": catastrophic error" in line:
+            errors.append([])
+            keep = True
+        elif ": warning" in line or "errors detected" in line or "error detected" in line:
+            keep = False
+        if keep and line.strip():
+            errors[-1].append(line)
+    return "\n".join("\n".join(error) for error in errors[:MAX_ERRORS]) or log.strip()[:1000]
