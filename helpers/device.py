@@ -198,26 +198,19 @@ def _cpu_facts() -> dict[str, str]:
     }
 
 
-def missing() -> str:
-    """What this machine lacks and what that costs, in one line; "" when it lacks nothing."""
-    lacking = []
-    if not any(shutil.which(name) for name in ("g++", "clang++", "cl")):
-        lacking.append("no C++ compiler (what compiles code for the CPU is left out)")
-    if not triton_version():
-        lacking.append("no Triton (its kernels are left out, recorded results stay)")
-    return "; ".join(lacking)
-
-
 def facts(choice: str = "auto") -> dict[str, str]:
     """What a reader must know of this machine to compare numbers, as name -> printable value."""
+    from helpers import toolchain  # which imports this module
+
     compilers = [name for name in ("g++", "clang++", "nvcc", "ncu", "nsys") if shutil.which(name)]
+    missing = toolchain.missing()
     return {
         **(_gpu_facts() if has_cuda() else _cpu_facts()),
         "PyTorch": torch.__version__,
         "Triton": triton_version() or "not installed",
         "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "Compilers and profilers": ", ".join(compilers) or "none found",
-        **({"Missing": missing()} if missing() else {}),
+        **({"Missing": missing} if missing else {}),
         "Profile": profile(choice),
         "Date": datetime.date.today().isoformat(),
     }

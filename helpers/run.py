@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from helpers import device, engine, execute, report, run_folder
+from helpers import device, engine, execute, report, run_folder, toolchain
 from helpers.engine import NotebookNode
 from helpers.run_folder import Refused
 
@@ -207,8 +207,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (Refused, ValueError) as refusal:
         print(f"helpers.run: {refusal}", file=sys.stderr)
         return 2
-    if device.missing():
-        print(f"On this machine: {device.missing()}", file=sys.stderr)
+    if missing := toolchain.missing():
+        print(f"On this machine: {missing}", file=sys.stderr)
     environment["LECTURES_RECORDS"] = str(folder / "records")
     environment["LECTURES_SCRATCH"] = str(folder / "scratch")
     try:

@@ -1,0 +1,128 @@
+"""The tools that kernels are built with: what this machine lacks, and what a failed build means."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from helpers import cache
+from helpers.device import has_cuda, triton_version
+
+
+def installed(module: str) -> bool:
+    """True when a module could be imported; it is not, so that nothing is loaded."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent package is missing
+        return False
+
+
+def missing() -> str:
+    """What this machine lacks and what that costs, in one line; "" when it lacks nothing."""
+    lacking = []
+    if not any(shutil.which(name) for name in ("g++", "clang++", "cl")):
+        lacking.append("no C++ compiler (what compiles code for the CPU is left out)")
+    if not triton_version():
+        lacking.append("no Triton (its kernels are left out, recorded results stay)")
+    elif has_cuda() and not _triton_can_build():
+        lacking.append(
+            "no C compiler with Python's headers (gcc, python3-dev), which Triton needs on a GPU "
+            "(its kernels fail)"
+        )
+    if not installed("cuda.bindings.nvrtc"):
+        lacking.append("no cuda-bindings (CUDA is emulated, its PTX cannot be shown)")
+    if has_cuda() and not torch.version.hip and not installed("cuda.core"):
+        lacking.append("no cuda-core (our CUDA kernels cannot be launched)")
+    return "; ".join(lacking)
+
+
+def _triton_can_build() -> bool:
+    # Triton compiles a small C launcher for each kernel, against Python.h.
+    compiler = any(shutil.which(name) for name in (os.environ.get("CC", ""), "gcc", "clang", "cc"))
+    return compiler and (Path(sysconfig.get_paths()["include"]) / "Python.h").exists()
+
+
+def inline_missing() -> str:
+    """Why `torch.utils.cpp_extension.load_inline` cannot build CUDA here; "" when it can."""
+    if torch.version.cuda is None:
+        return "this PyTorch is built for CPUs alone: it cannot launch what nvcc would build"
+    if not has_cuda():
+        return "there is no GPU that PyTorch can use"
+    from torch.utils import cpp_extension
+
+    nvcc = Path(cpp_extension.CUDA_HOME or "") / "bin" / "nvcc"
+    if cpp_extension.CUDA_HOME is None or not shutil.which(str(nvcc)):
+        return "nvcc is not here: it comes with the CUDA toolkit (then set CUDA_HOME to its folder)"
+    if not cpp_extension.is_ninja_available():
+        return "ninja, which runs the compilers, is not here (pip install ninja)"
+    if not shutil.which(os.environ.get("CXX", "g++")):
+        return "nvcc needs a C++ compiler for the host (g++), and there is none on the PATH"
+    theirs, ours = _nvcc_version(nvcc), torch.version.cuda
+    if theirs and theirs.split(".")[0] != ours.split(".")[0]:
+        return f"nvcc is of CUDA {theirs} and PyTorch was built with CUDA {ours}: they do not mix"
+    return ""
+
+
+def _nvcc_version(nvcc: Path) -> str:
+    done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"release (\d+\.\d+)", done.stdout)
+    return found[1] if found else ""
+
+
+# What the tools say, and what it means in a sentence; \1, \2 are taken from what they said.
+_FAILURES = (
+    (r"CUDA_HOME environment variable is not set", "nvcc was not found: set CUDA_HOME"),
+    (r"nvcc: not found|No such file or directory: '\S*nvcc'", "nvcc was not found"),
+    (r"Ninja is required", "ninja, which runs the compilers, is missing: pip install ninja"),
+    (
+        r"detected CUDA version \(([\d.]+)\)[\s\S]*?PyTorch \(([\d.]+)\)",
+        r"nvcc is of CUDA \1, PyTorch was built with CUDA \2: the major versions must agree",
+    ),
+    (
+        r"unsupported GNU version! gcc versions later than (\d+)",
+        r"g++ is newer than this nvcc knows: it takes versions up to \1 (set CXX to one)",
+    ),
+    (r"Unsupported gpu architecture '(\w+)'", r"this nvcc does not know GPUs of generation \1"),
+    (r"Python\.h: No such file", "Python's headers are missing: install python3-dev or similar"),
+    (r"Permission denied: '?([^'\n]*)", r"the build folder cannot be written: \1"),
+    (r"(?m)^.*?([\w.-]+)\((\d+)\): error: (.*)$", r"\1, line \2: \3"),
+    (r"(?m)^.*?([\w.-]+):(\d+):\d+: (?:fatal )?error: (.*)$", r"\1, line \2: \3"),
+)  # fmt: skip
+
+
+def explain(error: BaseException | str) -> str:
+    """One sentence on why a build failed, from what the compilers and PyTorch said."""
+    text = str(error)
+    for pattern, sentence in _FAILURES:
+        if found := re.search(pattern, text):
+            return found.expand(sentence)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def inline_folder(name: str) -> Iterator[str]:
+    """A build folder for `load_inline`, held by one process at a time.
+
+    PyTorch marks a build with a file named lock, and waits for ever for one that a killed process
+    has left behind. The system drops the lock taken here when its process ends, however it ends;
+    who holds it therefore knows that such a file is stale, and removes it.
+    """
+    folder = cache.folder("load_inline") / f"{name}-torch{torch.__version__}"
+    folder.mkdir(exist_ok=True)
+    with (folder / "held").open("w") as held:
+        try:
+            import fcntl
+
+            fcntl.flock(held, fcntl.LOCK_EX)
+            (folder / "lock").unlink(missing_ok=True)
+        except ImportError:  # Windows has other locks; a stale file must be removed by hand there
+            pass
+        yield str(folder)
