@@ -1,0 +1,187 @@
+"""A kernel's text to a shared library: checked, compiled by g++ and kept by what it depends on."""
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from helpers import cache
+from helpers.cuda_source import code_alone
+from helpers.emulator.errors import CompileError, Unsupported
+
+HERE = Path(__file__).resolve().parent
+RUNTIME = ("scheduler.cpp", "intrinsics.cpp", "memory.cpp", "counts.cpp")
+INCLUDES = """
+cuda_fp16.h cuda_bf16.h cuda_runtime.h math_constants.h math.h cmath stdint.h cstdint float.h
+cfloat limits.h climits stdio.h cstdio string.h cstring
+""".split()
+
+# Without the passes that move, merge or repeat loads and stores: the counts are the text's own.
+FLAGS = """
+-std=c++20 -fPIC -fvisibility=hidden -fno-exceptions -fno-strict-aliasing -march=native
+""".split()
+KERNEL_FLAGS = """
+-O1 -g1 -w -fsanitize=thread -fsanitize=bounds,integer-divide-by-zero
+-fsanitize-coverage=trace-pc -fno-threadsafe-statics -fno-optimize-sibling-calls -fno-store-merging
+-fno-tree-loop-distribute-patterns -fno-tree-vectorize -fno-ipa-reference-addressable
+-fno-math-errno -ffp-contract=fast -fmax-errors=3 -fno-diagnostics-show-caret
+-Werror=frame-larger-than=524288 -Wno-error=cpp
+""".split()
+
+_UNSUPPORTED = {
+    r"\basm\b|\b__asm__\b": "inline assembly",
+    r"\bwmma\b|\bnvcuda\b|\bmma_sync\b|\bwgmma\b": "tensor-core instructions (wmma, mma)",
+    r"\bcooperative_groups\b|\bthis_thread_block\b": "cooperative groups",
+    r"\bcudaTextureObject_t\b|\btex[123]D\w*|\btexture\s*<|\bcudaSurfaceObject_t\b": "textures",
+    r"\bcuda\s*::|\b__pipeline_\w+|\bcp_async\w*": "asynchronous copies and the cuda:: library",
+    r"\bthrust\s*::|\bcub\s*::": "thrust and cub",
+    r"<<<": "launching a kernel from the text",
+    r"\b__device__\s+(?:volatile\s+)?(?:unsigned\s+)?\w+\s+\w+\s*(?:\[[^\]]*\]\s*)*[=;]": (
+        "__device__ variables"
+    ),
+    r"\b(?:malloc|free)\s*\(|\bnew\b|\bdelete\b": "memory allocated by a kernel",
+    r"\bmem(?:cpy|set|move)\s*\(": "memcpy and memset, whose accesses it would not see",
+}
+
+
+def build(text: str, kernel: str, name: str, defines: dict[str, str]) -> Path:
+    """The shared library that holds `kernel` and the runtime.
+
+    Unsupported when there is no g++ or the text has what the emulator cannot run; CompileError
+    with g++'s first three errors.
+    """
+    compiler = _compiler()
+    _check(text)
+    # After the header, whose own names they would change.
+    macros = "".join(f"#define {macro} {value}\n" for macro, value in sorted(defines.items()))
+    source = (
+        f'#include "cuda.h"\n{macros}namespace {{\n'
+        f'#line 1 "{_quoted(name)}"\n{_dynamic_shared(text)}\n}}\n'
+        f'#line 1 "launch of {_quoted(kernel)}"\nEMULATOR_LAUNCH({kernel})\n'
+    )
+    key = _hash(compiler, _machine(), _own_files(), source)
+
+    def compile_kernel(path: Path) -> None:
+        unit, compiled = path.with_suffix(".cpp"), path.with_suffix(".o")
+        unit.write_text(source, encoding="utf-8")
+        with ThreadPoolExecutor() as pool:
+            runtime = [pool.submit(_runtime_object, compiler, part) for part in RUNTIME]
+            done = _run(["g++", *FLAGS, *KERNEL_FLAGS, "-I", HERE, "-c", unit, "-o", compiled])
+            objects = [part.result() for part in runtime]
+        if done.returncode:
+            raise CompileError(_errors(done.stderr, name, kernel))
+        # In a template g++ forgets a variable's section: it is in .bss, like nothing else.
+        flags = "cuda_shared,alloc,load,data,contents"
+        _run(["objcopy", "--rename-section", f".bss={flags}", compiled])
+        # Linked without -fsanitize: the runtime's own functions take the sanitizer's calls.
+        done = _run(["g++", "-shared", "-Wl,-Bsymbolic", compiled, *objects, "-o", path])
+        if done.returncode:
+            raise CompileError(_errors(done.stderr, name, kernel))
+
+    return cache.file("emulator", f"{key}.so", compile_kernel)
+
+
+def _runtime_object(compiler: str, source: str) -> Path:
+    def compile_file(path: Path) -> None:
+        done = _run(["g++", *FLAGS, "-O2", "-c", HERE / source, "-o", path])
+        if done.returncode:
+            raise Unsupported(f"g++ cannot compile the emulator: {done.stderr.strip()[:300]}")
+
+    key = _hash(compiler, _machine(), _own_files())
+    return cache.file("emulator", f"{key}-{Path(source).stem}.o", compile_file)
+
+
+def _compiler() -> str:
+    """g++'s version and machine; Unsupported when it is missing or is another compiler."""
+    path = shutil.which("g++")
+    if platform.system() != "Linux":
+        raise Unsupported("the emulator needs Linux and g++: this is " + platform.system())
+    if path is None:
+        raise Unsupported("the emulator compiles kernels with g++, and there is none here")
+    version = _version(path)
+    if "clang" in version:
+        raise Unsupported(f"the emulator needs GCC's g++, and {path} is clang")
+    return version
+
+
+@functools.cache
+def _version(path: str) -> str:
+    return _run([path, "--version"]).stdout.splitlines()[0]
+
+
+@functools.cache
+def _machine() -> str:
+    """What -march=native depends on."""
+    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    lines = [x for x in cpu.splitlines() if re.match(r"(model|flags|Features|CPU part)", x)]
+    return platform.machine() + "".join(sorted(set(lines)))
+
+
+@functools.cache
+def _own_files() -> str:
+    files = sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp"), HERE / "build.py"])
+    return _hash(*(file.read_text(encoding="utf-8") for file in files))
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _run(command: list) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "LC_ALL": "C"}  # English messages, whatever the user's language
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env=environment, errors="replace"
+    )
+
+
+def _quoted(name: str) -> str:
+    return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+
+
+def _check(text: str) -> None:
+    code = code_alone(text)
+    for pattern, what in _UNSUPPORTED.items():
+        found = re.search(pattern, code)
+        if found:
+            line = code.count("\n", 0, found.start()) + 1
+            raise Unsupported(f"the emulator does not run {what} (line {line})")
+    for found in re.finditer(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]*)[>"]', text, flags=re.M):
+        if found.group(1) not in INCLUDES:
+            line = text.count("\n", 0, found.start()) + 1
+            raise Unsupported(f"the emulator has no <{found.group(1)}> (line {line})")
+
+
+def _dynamic_shared(text: str) -> str:
+    """`extern __shared__ T s[];` becomes a pointer to where the dynamic shared memory lies.
+
+    Includes go: cuda.h has them all, and a header would end up in the kernel's namespace.
+    """
+    declaration = (
+        r"\bextern\s+__shared__\s+((?:__align__\s*\([^)]*\)|alignas\s*\([^)]*\)|[\w:<>]|\s)*?)"
+        r"\s*\b(\w+)\s*\[\s*\]\s*;"
+    )
+
+    def pointer(match: re.Match) -> str:
+        kind = re.sub(r"(__align__|alignas)\s*\([^)]*\)", "", match.group(1)).strip()
+        lines = "\n" * match.group().count("\n")
+        name = match.group(2)
+        return f"{kind}* const {name} = reinterpret_cast<{kind}*>(emulator_dynamic_shared);{lines}"
+
+    text = re.sub(r"^[ \t]*#[ \t]*include[^\n]*", "", text, flags=re.M)
+    return re.sub(declaration, pointer, text)
+
+
+def _errors(output: str, name: str, kernel: str) -> str:
+    """The first three errors, each as "kernel.cu:7: what is wrong"."""
+    if f"launch of {kernel}" in output and f"{name}:" not in output:
+        return f"{name} has no kernel that can be launched as {kernel}"
+    found = re.findall(r"^(.*?):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$", output, flags=re.M)
+    own = [f"{file}:{line}: {text}" for file, line, text in found if file == name]
+    other = [text for file, _, text in found if file != name]
+    plain = [line for line in output.splitlines() if "error" in line or "undefined" in line]
+    return "\n".join((own or other or plain or ["g++ failed without a message"])[:3])

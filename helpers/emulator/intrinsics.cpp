@@ -1,0 +1,53 @@
+// What a kernel calls by way of cuda.h.
+#include "runtime.h"
+
+extern "C" {
+uint3 emulator_thread_index() { return current->index; }
+uint3 emulator_block_index() { return block_position; }
+uint3 emulator_block_size() { return {launch->block[0], launch->block[1], launch->block[2]}; }
+uint3 emulator_grid_size() { return {launch->grid[0], launch->grid[1], launch->grid[2]}; }
+
+void emulator_barrier(int line) {
+    current->line = line;
+    current->state = AT_BARRIER;
+    yield();
+}
+
+// operation: 0 __syncwarp, 1 a shuffle, 2 a vote.
+uint64_t emulator_warp(int operation, unsigned mask, uint64_t value, int source, int line,
+                       unsigned* ballot) {
+    Lane& lane = *current;
+    if (!(mask >> lane.lane & 1)) {
+        Fault fault{};
+        fault.kind = WARP;
+        fault.mask = mask;
+        fault.line = line;
+        leave(fault);
+    }
+    lane.operation = operation;
+    lane.mask = mask;
+    lane.value = value;
+    lane.source = source;
+    lane.line = line;
+    lane.state = AT_WARP;
+    yield();
+    *ballot = lane.ballot;
+    return lane.result;
+}
+
+long long emulator_clock() {
+    static long long ticks;
+    return ++ticks;
+}
+
+unsigned emulator_lane() { return current->lane; }
+
+unsigned emulator_active() {
+    const Lane* warp = current - current->lane;
+    const uint32_t threads = launch->block[0] * launch->block[1] * launch->block[2];
+    unsigned active = 0;
+    for (unsigned k = 0; k < 32 && warp->thread + k < threads; k++)
+        active |= unsigned(warp[k].state != ENDED) << k;
+    return active;
+}
+}
