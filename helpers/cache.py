@@ -15,7 +15,7 @@ def folder(kind: str) -> Path:
     LECTURES_CACHE names its parent; by default runs/cache in the project, which git ignores, or
     where that cannot be written the user's own folder among the temporary files.
     """
-    own = Path(tempfile.gettempdir()) / f"gpu-lectures-{getpass.getuser()}"
+    own = Path(tempfile.gettempdir()) / f"gpu-lectures-{_user()}"
     parents = [os.environ.get("LECTURES_CACHE"), ROOT / "runs" / "cache", own]
     for parent in filter(None, parents):
         path = Path(parent) / kind
@@ -26,6 +26,13 @@ def folder(kind: str) -> Path:
         if os.access(path, os.W_OK):
             return path
     raise OSError(f"none of these folders can be written: {', '.join(map(str, parents))}")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container may run a user id without a name
+        return str(os.getuid())
 
 
 def file(kind: str, name: str, make: Callable[[Path], None]) -> Path:

@@ -18,6 +18,8 @@ TOLERANCE = {
 EXERCISES = {
     "02.1": "helpers.exercises.benchmarking:repaired_benchmarks",
     "03.1": "helpers.exercises.roofline:bound_by",
+    "05.1": "helpers.exercises.cuda_gelu:global_index",
+    "05.2": "helpers.exercises.cuda_gelu:repaired_gelu",
 }
 
 

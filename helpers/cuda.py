@@ -18,9 +18,6 @@ import torch
 from helpers import cuda_source, emulator, ptx
 
 KERNELS = Path(__file__).parent / "kernels"
-MAX_GRID = (2**31 - 1, 65_535, 65_535)
-MAX_BLOCK = (1024, 1024, 64)
-MAX_THREADS = 1024
 STATIC_SHARED_BYTES = 48 * 1024  # more dynamic shared memory must be asked for
 
 
@@ -46,7 +43,7 @@ class Kernel:
         of a block. CPU tensors go through the emulator. ValueError for sizes that no GPU takes or
         tensors on several devices, TypeError for arguments that do not fit the parameters.
         """
-        grid, block = _sizes(grid, MAX_GRID, "grid"), _sizes(block, MAX_BLOCK, "block")
+        grid, block = cuda_source.sizes("grid", grid), cuda_source.sizes("block", block)
         bound = self._bind(arguments)
         devices = {value.device for value in bound.values() if isinstance(value, torch.Tensor)}
         if len(devices) != 1:
@@ -62,7 +59,7 @@ class Kernel:
 
     def emulate(self, grid, block, *arguments, shared_bytes: int = 0, **options):
         """Run on CPU tensors in the emulator; `options` and the counts: `helpers.emulator.run`."""
-        grid, block = _sizes(grid, MAX_GRID, "grid"), _sizes(block, MAX_BLOCK, "block")
+        grid, block = cuda_source.sizes("grid", grid), cuda_source.sizes("block", block)
         return emulator.run(
             self.text,
             self.name,
@@ -105,21 +102,6 @@ def load(file: str, name: str, **defines: str) -> Kernel:
     return Kernel(text, name, file, tuple(sorted(defines.items())))
 
 
-def _sizes(sizes, most: tuple[int, int, int], what: str) -> tuple[int, int, int]:
-    sizes = tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,)
-    fits = 1 <= len(sizes) <= 3 and all(
-        isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= limit
-        for size, limit in zip(sizes, most, strict=False)
-    )
-    if not fits:
-        limits = ", ".join(f"{limit:,}" for limit in most)
-        raise ValueError(f"{what} must be 1 to 3 whole numbers from 1 to ({limits}), not {sizes}")
-    sizes = (*sizes, 1, 1)[:3]
-    if what == "block" and sizes[0] * sizes[1] * sizes[2] > MAX_THREADS:
-        raise ValueError(f"a block has at most {MAX_THREADS} threads, not {sizes}")
-    return sizes
-
-
 def _core():
     try:
         return importlib.import_module("cuda.core")
@@ -151,15 +133,25 @@ def _compiled(kernel: Kernel, index: int):
     return code.get_kernel(kernel.name), device
 
 
+@functools.lru_cache(maxsize=256)
+def _stream(handle: int):
+    return _core().Stream.from_handle(handle)
+
+
+@functools.lru_cache(maxsize=256)
+def _config(grid: tuple, block: tuple, shared_bytes: int):
+    return _core().LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
+
+
 def _launch(kernel, device, grid, block, arguments, shared_bytes) -> None:
     core = _core()
     with torch.cuda.device(device):
         compiled, there = _compiled(kernel, torch.cuda.current_device())
         there.set_current()
-        stream = core.Stream.from_handle(torch.cuda.current_stream().cuda_stream)
+        stream = _stream(torch.cuda.current_stream().cuda_stream)
         if shared_bytes > STATIC_SHARED_BYTES:
             _allow_shared(compiled, shared_bytes, device.index)
-        config = core.LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
+        config = _config(grid, block, shared_bytes)
         values = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
         core.launch(stream, config, compiled, *values)
 

@@ -32,6 +32,8 @@ _TYPES = (
     (torch.int64, ctypes.c_int64, "long long|long long int|int64_t"),
     (torch.uint64, ctypes.c_uint64, "unsigned long long|unsigned long long int|uint64_t|size_t"),
 )
+LIMITS = {"grid": (2**31 - 1, 65_535, 65_535), "block": (1024, 1024, 64)}  # in x, y, z
+MAX_THREADS = 1024
 TYPES = {name: (dtype, kind) for dtype, kind, names in _TYPES for name in names.split("|")}
 
 
@@ -68,6 +70,21 @@ class Parameter:
         if bound.value != value if whole else math.isinf(bound.value) and not math.isinf(value):
             raise OverflowError(f"{self.name} = {value:,} does not fit the kernel's {self.type}")
         return bound
+
+
+def sizes(what: str, given) -> tuple[int, int, int]:
+    """A "grid" or a "block", an int or up to three, as three; ValueError if no GPU takes it."""
+    sizes = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    fits = 1 <= len(sizes) <= 3 and all(
+        isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= limit
+        for size, limit in zip(sizes, LIMITS[what], strict=False)
+    )
+    if not fits:
+        limits = ", ".join(f"{limit:,}" for limit in LIMITS[what])
+        raise ValueError(f"{what} must be 1 to 3 whole numbers from 1 to ({limits}), not {sizes}")
+    if what == "block" and math.prod(sizes) > MAX_THREADS:
+        raise ValueError(f"a block has at most {MAX_THREADS} threads, not {sizes}")
+    return (*sizes, 1, 1)[:3]
 
 
 def code_alone(text: str) -> str:

@@ -51,6 +51,8 @@ def _triton_can_build() -> bool:
 
 def inline_missing() -> str:
     """Why `torch.utils.cpp_extension.load_inline` cannot build CUDA here; "" when it can."""
+    if torch.version.hip:
+        return "this PyTorch is built for AMD's GPUs, and the kernel's binding for NVIDIA's"
     if torch.version.cuda is None:
         return "this PyTorch is built for CPUs alone: it cannot launch what nvcc would build"
     if not has_cuda():

@@ -134,15 +134,3 @@ def test_describe_is_one_aligned_table(capsys):
 def test_sensors_without_a_gpu_are_empty():
     if not device.has_cuda():
         assert device.sensors() == {}
-
-
-def test_what_is_missing_is_one_line(monkeypatch):
-    monkeypatch.setattr(device.shutil, "which", lambda name: None)
-    monkeypatch.setattr(device, "triton_version", lambda: "")
-    assert "no C++ compiler" in device.missing() and "no Triton" in device.missing()
-    assert "\n" not in device.missing()
-    assert device.facts("smoke")["Missing"] == device.missing()
-    monkeypatch.setattr(device.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(device, "triton_version", lambda: "3.7.1")
-    assert device.missing() == ""
-    assert "Missing" not in device.facts("smoke")

@@ -172,6 +172,7 @@ def test_what_would_end_the_process():
         ("", "wmma::fill_fragment(x, 0);", "tensor-core"),
         ("", "k<<<1, 1>>>(x, y, n);", "launching a kernel"),
         ("__device__ int counter;", "", "__device__ variables"),
+        ("", "memcpy(y, x, 4);", "memcpy"),
         ("", "__shared__ float s[13000]; s[i] = 1; __syncthreads(); y[i] = s[n - i];", "48 KB"),
     ],
 )
@@ -181,8 +182,8 @@ def test_refusals(before, body, words):
 
 
 def test_refused_sizes():
-    with pytest.raises(emulator.Unsupported, match="1024 threads"):
-        run("", floats(1), floats(1), block=1025)
+    with pytest.raises(ValueError, match="1024 threads"):
+        run("", floats(1), floats(1), block=(513, 2))
     with pytest.raises(emulator.Unsupported, match="227 KB"):
         run("y[i] = x[i];", floats(1), floats(1), shared_bytes=1 << 20)
     wrong_ones = {"grid": 0}, {"block": (1, 1, 65)}, {"grid": (1, 2, 3, 4)}, {"order": "sideways"}

@@ -9,10 +9,10 @@ thread; memory.cpp checks accesses and counts.cpp counts them.
 """
 
 import ctypes
-import math
 
 import torch
 
+from helpers.cuda_source import sizes
 from helpers.emulator import arena, build, counts, faults, library
 from helpers.emulator.counts import Access, Counts, Row
 from helpers.emulator.errors import CompileError, KernelFault, Unsupported
@@ -20,7 +20,6 @@ from helpers.emulator.errors import CompileError, KernelFault, Unsupported
 __all__ = ["Access", "CompileError", "Counts", "KernelFault", "Row", "Unsupported", "run"]
 
 TRACE = 100_000  # accesses that are kept
-MAX_THREADS = 1024
 MAX_STATIC_SHARED_BYTES = 48 << 10  # a GPU gives more only to dynamic shared memory
 MAX_SHARED_BYTES = 227 << 10  # of an H100
 
@@ -53,9 +52,7 @@ def run(
     arguments that do not fit the kernel; ValueError for a grid or a block that no GPU takes.
     """
     launch = library.Launch(shared_bytes=shared_bytes, count_branches=branches)
-    launch.grid[:], launch.block[:] = _sizes("grid", grid), _sizes("block", block)
-    if math.prod(launch.block) > MAX_THREADS:
-        raise Unsupported(f"a block has at most 1024 threads, not {math.prod(launch.block)}")
+    launch.grid[:], launch.block[:] = sizes("grid", grid), sizes("block", block)
     launch.order = _order(order)
 
     path = build.build(text, kernel, name, defines or {})
@@ -89,15 +86,6 @@ def run(
                 arena.copy_back(region)
         accesses = counts.accesses(launch, regions, line_of)
     return counts.summarise(launch, line_of, branches, accesses)
-
-
-def _sizes(what: str, given) -> tuple[int, int, int]:
-    sizes = (given,) if isinstance(given, int) else tuple(given)
-    sizes += (1,) * (3 - len(sizes))
-    limits = (2**31 - 1, 65535, 65535) if what == "grid" else (2**31 - 1, 1024, 64)
-    if len(sizes) != 3 or not all(1 <= n <= most for n, most in zip(sizes, limits, strict=False)):
-        raise ValueError(f"{what} must be 1 to 3 sizes from 1 to {limits}, not {given!r}")
-    return sizes
 
 
 def _order(order: str | int) -> int:

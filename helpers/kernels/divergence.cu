@@ -38,7 +38,7 @@ extern "C" __global__ void slide(long long* start, long long* end, float* y, int
     y[lane] = v;
 }
 
-// A branch so short that the compiler needs none: it computes both sides and selects.
+// A branch so short that the compiler needs none: a predicate switches its instruction off.
 extern "C" __global__ void short_branch(const float* x, float* y, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -59,14 +59,16 @@ extern "C" __global__ void long_branch(const float* x, float* y, int n, int step
     y[i] = v;
 }
 
-// Lane 0 waits for a flag that lane 1 raises: it ends only where lanes of a warp can take turns.
-extern "C" __global__ void handshake(int* flag, int* seen, int patience) {
+// Lane 0 waits for lane 1, and lane 1 then for lane 0: both are answered only where the lanes of a
+// warp can take turns, whichever side of the branch is run first.
+extern "C" __global__ void handshake(int* flag, int* answered, int patience) {
+    int tries = 0;
     if (threadIdx.x == 0) {
-        int tries = 0;
-        while (atomicAdd(flag, 0) == 0 && ++tries < patience) {
-        }
-        seen[0] = tries < patience;
+        while (atomicAdd(flag, 0) != 1 && tries < patience) ++tries;
+        atomicExch(flag, 2);
     } else {
-        atomicAdd(flag, 1);
+        atomicExch(flag, 1);
+        while (atomicAdd(flag, 0) != 2 && tries < patience) ++tries;
     }
+    answered[threadIdx.x] = tries < patience;
 }

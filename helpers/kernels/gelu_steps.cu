@@ -10,7 +10,8 @@ __device__ float inner(float x) { return 0.79788456f * (x + 0.044715f * x * x * 
 // tanhf is right to a few units in the last place: a polynomial for small |x|, else an exponential.
 __device__ float exact(float x) { return 0.5f * x * (1.0f + tanhf(inner(x))); }
 
-// __tanhf is one instruction of the special function unit, right to about 11 bits.
+// __tanhf is one instruction of the special function unit; NVIDIA promises a relative error of
+// 2^-10.987, and an H200 was seen to have 1.1e-5.
 __device__ float fast(float x) { return 0.5f * x * (1.0f + __tanhf(inner(x))); }
 
 // (1 + tanh(a)) / 2 = 1 / (1 + exp(-2a)): one fast exponential and one fast division.

@@ -1,0 +1,276 @@
+"""Our kernels beside their peers: wrong ones are not timed, and the table keeps what it had."""
+
+import math
+import types
+
+import pandas as pd
+import pytest
+import torch
+
+from helpers import peers
+from helpers.check import assert_close
+from helpers.device import has_cuda
+from helpers.kernels import gelu
+
+EXPECTED = torch.arange(8.0, dtype=torch.float64)
+
+
+def case(peer_functions: dict, ours=None, **fields) -> peers.Case:
+    """Functions that return a tensor; right is EXPECTED."""
+    return peers.Case(
+        **{"operation": "op", "dtype": "float32", "shape": "8"} | fields,
+        ours=ours or right(),
+        peers=peer_functions,
+        ceiling=("copy", right()),
+        check=lambda run: assert_close(run(), EXPECTED),
+    )
+
+
+def right():
+    return lambda: EXPECTED.clone()
+
+
+def wrong():
+    return lambda: EXPECTED + 1
+
+
+def failing(message: str):
+    def run():
+        raise RuntimeError(message)
+
+    return run
+
+
+@pytest.fixture
+def times(monkeypatch):
+    """function -> the samples (ms) of a measurement, or an iterator with those of each; 1 ms for
+    other functions. "order": what was measured."""
+    given, measured = {}, []
+
+    def measure(run, budget_ms):
+        measured.append(run)
+        samples = given.get(run, [1.0])
+        return types.SimpleNamespace(
+            samples_ms=samples if isinstance(samples, list) else next(samples)
+        )
+
+    monkeypatch.setattr(peers, "measure", measure)
+    given["order"] = measured
+    return given
+
+
+def test_ratios_are_of_speeds(times):
+    fast, slow, ours = right(), right(), right()
+    times |= {fast: [3.0], slow: [9.0], ours: [2.0]}
+    rows, left_out = peers.compare(case({"fast": fast, "slow": slow}, ours))
+    assert left_out == ""
+    assert [(row["peer"], row["peer_ms"]) for row in rows] == [("fast", 3.0), ("slow", 9.0)]
+    for row in rows:
+        assert set(row) == set(peers.COLUMNS)
+        assert (row["operation"], row["dtype"], row["shape"]) == ("op", "float32", "8")
+        assert (row["ours_ms"], row["ceiling_ms"]) == (2.0, 1.0)
+        assert row["ratio_to_best_peer"] == 1.5  # the fastest peer takes half as long again
+        assert row["fraction_of_ceiling"] == 0.5
+        assert f"torch {torch.__version__}" in row["versions"]
+
+
+def test_a_slower_kernel_of_ours_has_a_ratio_below_1(times):
+    fast, ours = right(), right()
+    times |= {fast: [1.0], ours: [4.0]}
+    (row,) = peers.compare(case({"fast": fast}, ours))[0]
+    assert row["ratio_to_best_peer"] == 0.25
+
+
+def test_the_median_is_of_all_rounds_and_they_alternate(times):
+    peer, ours = right(), right()
+    times[ours] = iter([[1.0, 1.0], [1.0, 1.0, 5.0], [9.0, 9.0, 9.0, 9.0]])  # in three rounds
+    (row,) = peers.compare(case({"peer": peer}, ours), rounds=3)[0]
+    assert row["ours_ms"] == 5.0
+    order = times["order"]
+    assert len(order) == 9 and order[:3] == order[3:6] == order[6:]
+    assert len(set(order)) == 3 and {ours, peer} < set(order)
+
+
+def test_ours_must_be_right(times):
+    with pytest.raises(AssertionError, match="relative error"):
+        peers.compare(case({"peer": right()}, wrong()))
+    assert times["order"] == []  # nothing was timed
+
+
+def test_peers_that_fail_or_are_wrong_are_left_out_and_named(times):
+    good = right()
+    rows, left_out = peers.compare(
+        case(
+            {
+                "raises": failing("out of memory\nand much more\n"),
+                "silent": failing(""),
+                "wrong": wrong(),
+                "absent": "flash-attn is not installed",
+                "good": good,
+            }
+        )
+    )
+    assert [row["peer"] for row in rows] == ["good"]
+    lines = left_out.splitlines()
+    assert lines[0] == "op float32: raises left out: out of memory"
+    assert lines[1] == "op float32: silent left out: RuntimeError"
+    assert lines[2].startswith("op float32: wrong left out: relative error")
+    assert lines[3] == "op float32: absent left out: flash-attn is not installed"
+    assert len(lines) == 4
+    assert len(set(times["order"])) == 3  # ours, the ceiling, the good one
+
+
+def test_without_any_peer_ours_is_still_compared_with_the_ceiling(times):
+    for none in ({}, {"absent": "not here"}):
+        (row,), _ = peers.compare(case(none))
+        assert (row["peer"], row["peer_ms"], row["ratio_to_best_peer"]) == ("", "", "")
+        assert row["fraction_of_ceiling"] == 1.0
+        assert set(row) == set(peers.COLUMNS)
+
+
+# The table
+
+
+def row(operation: str, ours_ms: float, peer: str = "p") -> dict:
+    return dict.fromkeys(peers.COLUMNS, "") | {
+        "operation": operation,
+        "ours_ms": ours_ms,
+        "peer": peer,
+    }
+
+
+def test_keep_replaces_the_same_operations_alone(tmp_path):
+    file = tmp_path / "new" / "peers.csv"
+    peers.keep([row("gelu", 1.0), row("gelu", 1.0, "q"), row("softmax", 2.0)], file)
+    peers.keep([row("gelu", 5.0), row("matmul", 3.0)], file)
+    table = pd.read_csv(file)
+    assert list(table.columns) == peers.COLUMNS
+    assert list(zip(table["operation"], table["ours_ms"], strict=True)) == [
+        ("softmax", 2.0),
+        ("gelu", 5.0),
+        ("matmul", 3.0),
+    ]
+    assert [path.name for path in file.parent.iterdir()] == ["peers.csv"]
+
+
+def test_keep_never_leaves_half_a_file(tmp_path, monkeypatch):
+    file = tmp_path / "peers.csv"
+    peers.keep([row("gelu", 1.0)], file)
+    before = file.read_bytes()
+
+    def killed(self, path, **_):
+        path.write_text("operation,dt")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", killed)
+    with pytest.raises(KeyboardInterrupt):
+        peers.keep([row("gelu", 2.0)], file)
+    assert file.read_bytes() == before
+
+
+# The command
+
+
+@pytest.fixture
+def gpu(monkeypatch, times, tmp_path):
+    """main() as on a GPU, with operations of our own, and the file that it writes."""
+    monkeypatch.setattr(peers.machine, "has_cuda", lambda: True)
+    monkeypatch.setattr(peers.machine, "slug", lambda: "some_gpu")
+    monkeypatch.setattr(
+        peers,
+        "OPERATIONS",
+        {
+            "good": lambda: iter([case({"peer": right()}, operation="good")]),
+            "bad": lambda: iter([case({"peer": right()}, wrong(), operation="bad")]),
+        },
+    )
+    return tmp_path / "table.csv"
+
+
+def test_all_operations_are_written(gpu, capsys):
+    assert peers.main(["--output", str(gpu), "good"]) == 0
+    assert list(pd.read_csv(gpu)["operation"]) == ["good"]
+    assert "good" in capsys.readouterr().out
+
+
+def test_a_wrong_kernel_fails_and_the_others_are_written(gpu, capsys):
+    assert peers.main(["--output", str(gpu)]) == 1
+    assert list(pd.read_csv(gpu)["operation"]) == ["good"]
+    assert "bad float32: ours is wrong: relative error" in capsys.readouterr().err
+
+
+def test_where_nothing_is_right_nothing_is_written(gpu):
+    assert peers.main(["--output", str(gpu), "bad"]) == 1
+    assert not gpu.exists()
+
+
+def test_an_unknown_operation_is_refused(gpu, capsys):
+    with pytest.raises(SystemExit) as stop:
+        peers.main(["good", "nonsense"])
+    assert stop.value.code == 2
+    assert "there is no nonsense; there are good, bad" in capsys.readouterr().err
+
+
+def test_without_a_gpu_nothing_is_written(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(peers.machine, "has_cuda", lambda: False)
+    output = tmp_path / "table.csv"
+    assert peers.main(["cuda_gelu", "--output", str(output)]) == 2
+    assert not output.exists()
+    assert "no GPU" in capsys.readouterr().err
+
+
+def test_the_table_is_named_after_the_device():
+    assert peers.path().name == f"peers_{peers.machine.slug()}.csv"
+    assert peers.path().parent.name == "measurements"
+
+
+# The operations
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(peers, "largest_power_of_2", lambda most: 4096)
+    if not has_cuda():  # torch.compile takes seconds on a CPU, and is not what is tested
+        monkeypatch.setattr(torch, "compile", lambda function: function)
+        monkeypatch.setattr(peers.compute_roofs, "compiler_missing", lambda: "")
+
+
+def test_gelu_cases_are_right_and_their_check_sees_what_is_not(tiny, times):
+    cases = list(peers.gelu_cases())
+    assert [c.dtype for c in cases] == ["float32", "float16", "bfloat16"]
+    for one in cases:
+        assert (one.operation, one.shape) == ("cuda_gelu", "4096")
+        one.check(one.ours)
+        assert set(one.peers) == {"pytorch", "torch.compile"}
+        for run in one.peers.values():
+            one.check(run)
+        with pytest.raises(AssertionError):
+            one.check(one.ceiling[1])  # a copy is no GeLU
+        with pytest.raises(AssertionError):
+            one.check(lambda: None)  # what others wrote before does not count
+        assert peers.compare(one)[1] == ""
+
+
+def test_the_check_of_gelu_sees_an_end_that_was_not_written(tiny, monkeypatch):
+    """Values are compared in the first 2^20 elements alone; all the others must be there."""
+    monkeypatch.setattr(peers, "largest_power_of_2", lambda most: 2**21)
+    (one, *_) = peers.gelu_cases()
+    launch = gelu.launch_cuda_gelu
+    monkeypatch.setattr(gelu, "launch_cuda_gelu", lambda x, y: launch(x[:-8], y[:-8]))
+    with pytest.raises(AssertionError, match="not all of the output was written"):
+        one.check(one.ours)
+
+
+def test_where_nothing_compiles_that_peer_has_a_reason(tiny, monkeypatch):
+    monkeypatch.setattr(peers.compute_roofs, "compiler_missing", lambda: "no C++ compiler")
+    for one in peers.gelu_cases():
+        assert one.peers["torch.compile"] == "no C++ compiler"
+
+
+def test_every_operation_is_measured_for_real(monkeypatch, tiny):
+    """One round with the real clock: times are positive and ratios finite."""
+    (one, *_) = peers.gelu_cases()
+    rows, _ = peers.compare(one, rounds=1, budget_ms=1)
+    for found in rows:
+        assert min(found["ours_ms"], found["peer_ms"], found["ceiling_ms"]) > 0
+        assert math.isfinite(found["ratio_to_best_peer"])
