@@ -66,9 +66,9 @@ nbval.kernel.RunningKernel.await_reply = await_reply
 
 
 def pytest_report_header():
-    from helpers import device
+    from helpers import toolchain
 
-    return f"missing: {device.missing()}" if device.missing() else None
+    return f"missing: {missing}" if (missing := toolchain.missing()) else None
 
 
 # The longest files, in the order in which they start: xdist hands whole files out, and a long one
