@@ -18,7 +18,6 @@ import torch
 from helpers import cuda_source, emulator, ptx
 
 KERNELS = Path(__file__).parent / "kernels"
-STATIC_SHARED_BYTES = 48 * 1024  # more dynamic shared memory must be asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +148,7 @@ def _launch(kernel, device, grid, block, arguments, shared_bytes) -> None:
         compiled, there = _compiled(kernel, torch.cuda.current_device())
         there.set_current()
         stream = _stream(torch.cuda.current_stream().cuda_stream)
-        if shared_bytes > STATIC_SHARED_BYTES:
+        if shared_bytes:
             _allow_shared(compiled, shared_bytes, device.index)
         config = _config(grid, block, shared_bytes)
         values = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
@@ -157,7 +156,7 @@ def _launch(kernel, device, grid, block, arguments, shared_bytes) -> None:
 
 
 def _allow_shared(compiled, shared_bytes: int, index: int) -> None:
-    """A block gets more than 48 KB only when the driver is told so; cuda.core has no call."""
+    """A block gets over 48 KB in all only when the driver is told so; cuda.core has no call."""
     from cuda.bindings import driver
 
     most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import operator
 import re
 from collections.abc import Sequence
 
@@ -17,18 +18,22 @@ import torch
 # What a pointer's tensor must hold, what a number becomes, and the types' names in CUDA C++.
 _TYPES = (
     (torch.float32, ctypes.c_float, "float"),
-    (torch.float32, None, "float2|float4"),
+    (torch.float32, None, "float2|float3|float4"),
     (torch.float64, ctypes.c_double, "double"),
-    (torch.float64, None, "double2"),
+    (torch.float64, None, "double2|double4"),
     (torch.float16, None, "__half|half|__half2|half2"),
     (torch.bfloat16, None, "__nv_bfloat16|nv_bfloat16|__nv_bfloat162|nv_bfloat162"),
     (torch.bool, ctypes.c_bool, "bool"),
     (torch.int8, ctypes.c_int8, "char|signed char|int8_t"),
     (torch.uint8, ctypes.c_uint8, "unsigned char|uint8_t"),
+    (torch.uint8, None, "uchar4"),
     (torch.int16, ctypes.c_int16, "short|int16_t"),
+    (torch.int16, None, "short2"),
+    (torch.uint16, ctypes.c_uint16, "unsigned short|uint16_t"),
     (torch.int32, ctypes.c_int32, "int|int32_t"),
-    (torch.int32, None, "int2|int4"),
+    (torch.int32, None, "int2|int3|int4"),
     (torch.uint32, ctypes.c_uint32, "unsigned|unsigned int|uint32_t"),
+    (torch.uint32, None, "uint2|uint3|uint4"),
     (torch.int64, ctypes.c_int64, "long long|long long int|int64_t"),
     (torch.uint64, ctypes.c_uint64, "unsigned long long|unsigned long long int|uint64_t|size_t"),
 )
@@ -58,10 +63,16 @@ class Parameter:
                 raise TypeError(
                     f"{self.name} is a {self.type}*: it takes {dtype}, not {value.dtype}"
                 )
+            if value.layout != torch.strided:
+                raise TypeError(f"{self.name} must be an ordinary tensor, not {value.layout}")
+            if value.is_neg() or value.is_conj():
+                raise ValueError(f"{self.name} is a view that stands for other numbers: resolve it")
             return value
         if isinstance(value, torch.Tensor):
             raise TypeError(f"{self.name} is a number ({self.type}), not a tensor")
         try:
+            if kind is ctypes.c_bool:  # which would take anything, "False" as true
+                operator.index(value)
             bound = kind(value)
         except TypeError:
             raise TypeError(f"{self.name} is a number ({self.type}), not {value!r}") from None
@@ -75,13 +86,16 @@ class Parameter:
 def sizes(what: str, given) -> tuple[int, int, int]:
     """A "grid" or a "block", an int or up to three, as three; ValueError if no GPU takes it."""
     sizes = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    try:  # NumPy's integers are welcome, True is a slip
+        sizes = tuple(0 if isinstance(size, bool) else operator.index(size) for size in sizes)
+    except TypeError:
+        sizes = ()
     fits = 1 <= len(sizes) <= 3 and all(
-        isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= limit
-        for size, limit in zip(sizes, LIMITS[what], strict=False)
+        1 <= size <= limit for size, limit in zip(sizes, LIMITS[what], strict=False)
     )
     if not fits:
         limits = ", ".join(f"{limit:,}" for limit in LIMITS[what])
-        raise ValueError(f"{what} must be 1 to 3 whole numbers from 1 to ({limits}), not {sizes}")
+        raise ValueError(f"{what} must be 1 to 3 whole numbers from 1 to ({limits}), not {given}")
     if what == "block" and math.prod(sizes) > MAX_THREADS:
         raise ValueError(f"a block has at most {MAX_THREADS} threads, not {sizes}")
     return (*sizes, 1, 1)[:3]
@@ -93,16 +107,31 @@ def code_alone(text: str) -> str:
     return re.sub(pattern, lambda m: re.sub(r"[^\n]", " ", m.group()), text, flags=re.DOTALL)
 
 
-_KERNEL = (
-    r"__global__\s+(?:\w+\s*\((?:[^()]|\([^()]*\))*\)\s*)?void\s+{bounds}({name})\s*\(([^()]*)\)"
+# What may stand between __global__ and the name: void, static, __launch_bounds__(256) …
+_KERNEL = re.compile(
+    r"__global__\s+((?:(?:void|static|inline|__\w+__(?:\s*\((?:[^()]|\([^()]*\))*\))?)\s*\b)*)"
+    r"\b(\w+)\s*\(([^()]*)\)\s*({)?"
 )
-_BOUNDS = r"(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?"
+# Names that a text gives to types: #define T float, using T = float, typedef float T.
+_NAMED_TYPES = re.compile(
+    r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(\w[\w \t]*?)[ \t]*$"
+    r"|\busing\s+(\w+)\s*=\s*(\w[\w\s]*?)\s*;|\btypedef\s+(\w[\w\s]*?)\s+(\w+)\s*;",
+    re.MULTILINE,
+)
 
 
 def kernels(text: str) -> dict[str, str]:
-    """The `__global__` functions of a text: name -> the text between its parentheses."""
-    pattern = _KERNEL.format(bounds=_BOUNDS, name=r"\w+")
-    return {name: inside for name, inside in re.findall(pattern, code_alone(text))}
+    """The `__global__` functions of a text: name -> the text between its parentheses.
+
+    A definition counts before its prototypes. ValueError for two definitions of one name that take
+    different parameters: which of them is compiled, a preprocessor would know.
+    """
+    prototypes, found = {}, {}
+    for _, name, inside, body in _KERNEL.findall(code_alone(text)):
+        kept = (found if body else prototypes).setdefault(name, inside)
+        if body and kept.split() != inside.split():
+            raise ValueError(f"this text has two kernels {name!r} with different parameters")
+    return prototypes | found
 
 
 def function(text: str, name: str) -> str:
@@ -125,15 +154,19 @@ def parameters(
 ) -> tuple[Parameter, ...]:
     """The parameters of a kernel in order.
 
-    `defines`: (name, value) of the macros that the text is compiled with. ValueError when the text
-    has no such kernel or a parameter of a type that is not in `TYPES`.
+    `defines`: (name, value) of the macros that the text is compiled with; names that the text
+    itself gives to types are known as well. ValueError when it has no such kernel, or a parameter
+    of a type that is not in `TYPES`.
     """
     found = kernels(text)
     if kernel not in found:
         names = ", ".join(found) or "none"
         raise ValueError(f"there is no __global__ function {kernel!r} in this text; it has {names}")
     inside = " ".join(found[kernel].split())
-    for name, value in defines:
+    own = [
+        (a or c or f, b or d or e) for a, b, c, d, e, f in _NAMED_TYPES.findall(code_alone(text))
+    ]
+    for name, value in (*defines, *own):
         inside = re.sub(rf"\b{re.escape(name)}\b", lambda _, value=value: value, inside)
     parts = inside.split(",") if inside not in ("", "void") else []
     return tuple(_parameter(part) for part in parts)

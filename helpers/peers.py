@@ -49,7 +49,7 @@ class Case:
 
 def gelu_cases() -> Iterator[Case]:
     """`cuda_gelu` beside PyTorch's kernel and torch.compile's, and a copy of the same bytes."""
-    n = min(2**28, largest_power_of_2(free_bytes() / 16))
+    n = min(2**28, largest_power_of_2(free_bytes() / 32))  # x and y, of this dtype and the last
     for dtype in gelu.DTYPES:
         x = torch.randn(n, device=machine.device()).to(dtype)
         y = torch.empty_like(x)
@@ -160,9 +160,9 @@ def main(arguments: list[str] | None = None) -> int:
         for case in tqdm(OPERATIONS[operation](), desc=operation, unit="case", disable=None):
             try:
                 found, left_out = compare(case)
-            except AssertionError as error:
+            except Exception as error:  # the other rows are not lost
                 failed = 1
-                print(f"{operation} {case.dtype}: ours is wrong: {error}", file=sys.stderr)
+                print(f"{operation} {case.dtype}: ours failed: {error}", file=sys.stderr)
                 continue
             rows += found
             if left_out:

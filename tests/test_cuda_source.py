@@ -52,6 +52,8 @@ def test_parameters_in_order(inside, expected):
         "__global__ void k",
         'extern "C"\n__global__\nvoid\nk\n',
         "static __global__ void k",
+        "__global__ static void k",
+        "void __global__ k",
         "__global__ void __launch_bounds__(256) k",
         "__global__ void __launch_bounds__(max(1, 2), 2) k",
         "__launch_bounds__(256) __global__ void k",
@@ -122,6 +124,35 @@ def test_several_kernels_and_what_only_looks_like_one():
         signature(text, "helper")
     with pytest.raises(ValueError, match="it has none"):
         signature("int main() {}", "main")
+
+
+def test_names_that_the_text_gives_to_types():
+    for named in ("#define T float", "using T = float;", "typedef float T;"):
+        assert signature(named + "\n" + kernel("const T* x, int n")) == ["float* x", "int n"]
+    assert signature("#define T float\n" + kernel("T* x"), T="__half") == ["__half* x"]
+
+
+def test_two_definitions_of_one_name_are_refused_unless_they_agree():
+    both = kernel("float* x") + "\n#else\n"
+    with pytest.raises(ValueError, match="two kernels"):
+        signature(both + kernel("__half* x"))
+    assert signature(both + kernel("float* x")) == ["float* x"]
+
+
+@pytest.mark.parametrize("view", [torch._neg_view, lambda x: x.to_sparse()])
+def test_tensors_whose_memory_holds_something_else_are_refused(view):
+    parameter = cuda_source.Parameter("x", "float", True)
+    with pytest.raises((TypeError, ValueError), match="^x "):
+        parameter.bind(view(torch.ones(3)))
+
+
+def test_sizes():
+    sizes = cuda_source.sizes
+    assert sizes("grid", np.int64(7)) == (7, 1, 1) == sizes("grid", [7])
+    assert all(type(size) is int for size in sizes("block", (np.int32(2), 3)))
+    for wrong in (True, 1.0, 0, -1, (), (1, 1, 1, 1), "8", None, (1, 2.0), 2**31):
+        with pytest.raises(ValueError, match="whole numbers"):
+            sizes("grid", wrong)
 
 
 def test_comments_and_strings_become_spaces_in_place():

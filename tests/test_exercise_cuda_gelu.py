@@ -168,6 +168,10 @@ WRONG = {
     "i <= n": (edited(("i < n", "i <= n")), "element 1 of x, which has 1"),
     "no bounds": (edited(("if (i < n) ", "")), "element .* of x, which has"),
     "bounds of the block": (edited(("i < n", "threadIdx.x < n")), "element .* of x, which has"),
+    "every thread does all": (
+        edited(("if (i < n) ", "for (i = 0; i < n; ++i) ")),
+        "stores .* times: once for each",
+    ),
     "last element left out": (edited(("i < n", "i < n - 1")), "nothing was written"),
     "256": (edited(("blockDim.x", "256")), "for n = 2(55|000).*nothing was written"),
     "gridDim": (edited(("blockDim.x", "gridDim.x")), "nothing was written|error"),
@@ -181,7 +185,7 @@ WRONG = {
         "of __tanhf only 11 bits",
     ),
     "as inexact as __tanhf": (
-        edited((LAST, "y[i] = 0.5f * x[i] * (1.0f + 1.0005f * tanhf(a));")),
+        edited((LAST, "y[i] = 0.5f * x[i] * (1.0f + 1.00005f * tanhf(a));")),
         "the error is",
     ),
     "erf form": (

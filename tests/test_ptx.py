@@ -203,7 +203,8 @@ def test_headers_of_16_bit_floats(found, monkeypatch):
     if not found:  # no toolkit: Triton's copy
         pathfinder = pytest.importorskip("cuda.pathfinder")
         monkeypatch.setattr(pathfinder, "find_nvidia_header_directory", lambda name: None)
-        assert ptx.cuda_include_paths() == [assembler.triton_backend() / "include"]
+        headers = assembler.triton_backend() / "include"
+        assert ptx.cuda_include_paths() == [ptx.STAND_INS, headers]
     text = f"""// {found}
     #include <cuda_fp16.h>
     #include <cuda_bf16.h>
@@ -223,3 +224,12 @@ def test_missing_tools_are_named(monkeypatch):
     with pytest.raises(ptx.ToolMissing, match="ptxas is missing.*install triton"):
         ptx.assemble(".version 8.0", "sm_90")
     assert assembler.target("sm_90") == "sm_90a" and assembler.target("sm_89") == "sm_89"
+
+
+def test_c_headers_that_nvrtc_lacks_have_stand_ins():
+    names = sorted(path.name for path in ptx.STAND_INS.iterdir())
+    assert "math.h" in names and "cstdint" in names
+    text = "".join(f"#include <{name}>\n" for name in names)
+    text += 'extern "C" __global__ void k(float* x, int32_t n) { if (n < INT_MAX) x[n] = FLT_MAX; }'
+    for arch in (ptx.ARCHITECTURES[0], ptx.ARCHITECTURES[-1]):
+        assert "st.global" in ptx.cuda_ptx(text, arch)

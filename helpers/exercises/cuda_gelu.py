@@ -3,6 +3,7 @@
 from collections import namedtuple
 from collections.abc import Callable
 from itertools import product
+from numbers import Integral
 
 import torch
 
@@ -28,7 +29,7 @@ def global_index(answer: Callable) -> None:
         for bx, by, tx, ty in places:
             given = answer(Dim(*grid), Dim(*block), Dim(bx, by), Dim(tx, ty))
             who = f"thread ({tx}, {ty}) of block ({bx}, {by}) in a grid of {grid} blocks of {block}"
-            if not isinstance(given, int):
+            if isinstance(given, bool) or not isinstance(given, Integral):
                 raise AssertionError(f"{who} needs a whole number, not {given!r}")
             if given in seen:
                 raise AssertionError(f"{who} gets element {given}, as {seen[given]} does")
@@ -58,7 +59,7 @@ def repaired_gelu(answer: Callable) -> None:
         large = torch.tensor([-100, 100, -10.2, 10.2, 44, -44, 1e4, -1e4, 0, 3e38, -3e38])[:n]
         x[: len(large)] = large
         expected = pytorch_gelu(x.double())
-        y = _run(kernel, x, block)
+        y, stores = _run(kernel, x, block)
         where = f"for n = {n} in blocks of {block}"
         if (unwritten := y == UNWRITTEN).any():
             i = int(unwritten.nonzero()[0])
@@ -80,9 +81,13 @@ def repaired_gelu(answer: Callable) -> None:
                 f"{where} the error is {error:.1e}: y[{i}] is {y[i]:.6g} for x = {x[i]:g}, and "
                 f"GeLU {expected[i]:.6g}"
             )
+        if stores > n:
+            raise AssertionError(f"{where} it stores {stores:,} times: once for each is enough")
     try:
         # Of the whole text: a function that the kernel calls may not have become part of it.
         fp64 = ptx.fp64_instructions(ptx.cuda_ptx(text, "sm_90", name=kernel.file))
+    except ptx.CompileError as error:
+        raise AssertionError(f"the values are right, but NVRTC says: {error}") from None
     except ptx.ToolMissing:
         return  # the values are right; without NVRTC nobody can say more
     if fp64:
@@ -91,17 +96,17 @@ def repaired_gelu(answer: Callable) -> None:
         )
 
 
-def _run(kernel: cuda.Kernel, x: torch.Tensor, block: int) -> torch.Tensor:
-    """The kernel's y for x; AssertionError where it touches what is not its own."""
+def _run(kernel: cuda.Kernel, x: torch.Tensor, block: int) -> tuple[torch.Tensor, int]:
+    """The kernel's y for x, and its stores; AssertionError where it touches what is not its own."""
     n = x.numel()
     grid = -(-n // block)
     try:
         y = torch.full_like(x, UNWRITTEN)
         before = x.clone()
-        kernel.emulate(grid, block, x, y, n, timeout_s=TIMEOUT_S)
+        counts = kernel.emulate(grid, block, x, y, n, timeout_s=TIMEOUT_S)
         if not torch.equal(x, before):
             raise AssertionError("the kernel changes x, which is its input")
-        return y
+        return y, counts.stores
     except (emulator.KernelFault, emulator.CompileError) as fault:
         raise AssertionError(str(fault)) from None
     except emulator.Unsupported as reason:
@@ -111,4 +116,4 @@ def _run(kernel: cuda.Kernel, x: torch.Tensor, block: int) -> torch.Tensor:
     kernel(grid, block, x.to(device()), there[:n], n)
     if (there[n:] != UNWRITTEN).any():
         raise AssertionError(f"for n = {n} in blocks of {block} it writes past the end of y")
-    return there[:n].cpu()
+    return there[:n].cpu(), n  # what a GPU stores, it does not say

@@ -53,6 +53,7 @@ def _check(x: torch.Tensor) -> None:
 
 
 def _cuda_forward(x: torch.Tensor) -> torch.Tensor:
+    x = x.resolve_neg()  # a view that stands for its negative has the positive numbers in memory
     y = torch.empty_like(x)  # keeps the strides of a dense tensor, a transposed one as well
     if y.stride() != x.stride():
         x = x.contiguous()  # gaps or overlaps: only then a copy is made

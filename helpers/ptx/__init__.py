@@ -53,13 +53,15 @@ __all__ = [
 # Turing, Ampere (A100, GeForce), Ada, Hopper, Blackwell (B200, GeForce)
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 MAX_ERRORS = 3
+STAND_INS = Path(__file__).with_name("include")
 
 
 def cuda_include_paths() -> list[Path]:
-    """The folder with cuda_fp16.h and its like, in a list; empty where there is none.
+    """Where <math.h>, <cuda_fp16.h> and their like are found; the latter may be missing.
 
-    The first of: the CUDA toolkit or wheel that cuda.pathfinder finds (CUDA_HOME and CUDA_PATH
-    count), and the headers that Triton brings along.
+    Stand-ins for the C headers that NVRTC lacks; then the first folder with cuda_fp16.h of the CUDA
+    toolkit or wheel that cuda.pathfinder finds (CUDA_HOME and CUDA_PATH count), and the headers
+    that Triton brings along.
     """
     candidates = []
     try:
@@ -72,8 +74,8 @@ def cuda_include_paths() -> list[Path]:
     candidates.append(backend and backend / "include")
     for folder in filter(None, candidates):
         if (Path(folder) / "cuda_fp16.h").is_file():
-            return [Path(folder)]
-    return []
+            return [STAND_INS, Path(folder)]
+    return [STAND_INS]
 
 
 def cuda_ptx(
