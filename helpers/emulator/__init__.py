@@ -5,10 +5,13 @@ __expf are as exact as the C library's). One that is wrong raises KernelFault wi
 the thread. What the emulator cannot run is Unsupported, in one sentence.
 
 build.py compiles the text with g++ against cuda.h; scheduler.cpp runs it, a fiber for each CUDA
-thread; memory.cpp checks accesses and counts.cpp counts them.
+thread; waiting.cpp lets them go on together at barriers and shuffles; memory.cpp checks accesses
+and counts.cpp counts them.
 """
 
 import ctypes
+import math
+from pathlib import Path
 
 import torch
 
@@ -20,6 +23,7 @@ from helpers.emulator.errors import CompileError, KernelFault, Unsupported
 __all__ = ["Access", "CompileError", "Counts", "KernelFault", "Row", "Unsupported", "run"]
 
 TRACE = 100_000  # accesses that are kept
+MAX_BLOCKS, MAX_SHUFFLED_BLOCKS = 1 << 31, 1 << 24  # a seed's order is kept in memory
 MAX_STATIC_SHARED_BYTES = 48 << 10  # a GPU gives more only to dynamic shared memory
 MAX_SHARED_BYTES = 227 << 10  # of an H100
 
@@ -55,8 +59,14 @@ def run(
     launch.grid[:], launch.block[:] = sizes("grid", grid), sizes("block", block)
     launch.order = _order(order)
 
-    path = build.build(text, kernel, name, defines or {})
-    loaded = library.load(path)
+    blocks = math.prod(launch.grid)
+    if blocks > (MAX_BLOCKS if launch.order < 0 else MAX_SHUFFLED_BLOCKS):
+        raise Unsupported(
+            f"the emulator runs at most {MAX_BLOCKS:,} blocks, and {MAX_SHUFFLED_BLOCKS:,} in the "
+            f"order of a seed, not {blocks:,}"
+        )
+
+    path, loaded = _loaded(text, kernel, name, defines or {})
     static_bytes = loaded.static_shared_bytes
     if static_bytes > MAX_STATIC_SHARED_BYTES:
         raise Unsupported(f"__shared__ arrays are at most 48 KB a block, not {static_bytes} bytes")
@@ -88,6 +98,20 @@ def run(
     return counts.summarise(launch, line_of, branches, accesses)
 
 
+def _loaded(*kernel) -> tuple[Path, ctypes.CDLL]:
+    """The kernel's library, compiled again once if the one that was kept cannot be loaded."""
+    path = build.build(*kernel)
+    try:
+        return path, library.load(path)
+    except OSError:
+        path.unlink(missing_ok=True)
+    path = build.build(*kernel)
+    try:
+        return path, library.load(path)
+    except OSError as error:  # a file system from which nothing may be executed
+        raise Unsupported(f"the compiled kernel cannot be loaded: {error}") from None
+
+
 def _order(order: str | int) -> int:
     if order in ("forward", "reverse"):
         return -1 if order == "forward" else -2
@@ -103,6 +127,11 @@ def _check_arguments(kernel: str, parameters: list, arguments: dict) -> None:
         if isinstance(value, torch.Tensor):
             if value.device.type != "cpu" or value.layout != torch.strided:
                 raise TypeError(f"{name} must be an ordinary tensor on the CPU")
+            if value.is_neg() or value.is_conj():
+                raise TypeError(
+                    f"{name} is a view whose memory holds other values: call "
+                    f"{'resolve_neg' if value.is_neg() else 'resolve_conj'}() first"
+                )
             if not parameter.is_pointer:
                 raise TypeError(f"{name} is a tensor, but {kernel} takes a number there")
         elif not isinstance(value, ctypes._SimpleCData):

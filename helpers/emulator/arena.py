@@ -40,13 +40,34 @@ def _span_bytes(tensor: torch.Tensor) -> int:
     return (steps + 1) * tensor.element_size()
 
 
+def _storages(tensors: dict[str, torch.Tensor]) -> dict[int, list[str]]:
+    """The tensors' names by where their memory begins.
+
+    Two storages may overlap: arrays of NumPy that are views of one array become tensors with a
+    storage each.
+    """
+    storages, end = {}, 0
+    storage = {name: tensor.untyped_storage() for name, tensor in tensors.items()}
+    for name in sorted(tensors, key=lambda name: storage[name].data_ptr()):
+        begin = storage[name].data_ptr()
+        if begin >= end:
+            start = begin
+        storages.setdefault(start, []).append(name)
+        end = max(end, begin + storage[name].nbytes())
+    return storages
+
+
 @contextlib.contextmanager
 def placed(tensors: dict[str, torch.Tensor]):
-    """The regions of the tensors, with their contents. Tensors on one storage share memory."""
-    storages: dict[int, list[str]] = {}
-    for name, tensor in tensors.items():
-        storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
-    offset = {name: t.storage_offset() * t.element_size() for name, t in tensors.items()}
+    """The regions of the tensors, with their contents. Tensors that share memory share it here."""
+    storages = _storages(tensors)
+    offset = {
+        name: tensors[name].untyped_storage().data_ptr()
+        + tensors[name].storage_offset() * tensors[name].element_size()
+        - start
+        for start, names in storages.items()
+        for name in names
+    }
     ends = {
         start: max(offset[name] + _span_bytes(tensors[name]) for name in names)
         for start, names in storages.items()

@@ -15,10 +15,10 @@ from helpers.cuda_source import code_alone
 from helpers.emulator.errors import CompileError, Unsupported
 
 HERE = Path(__file__).resolve().parent
-RUNTIME = ("scheduler.cpp", "intrinsics.cpp", "memory.cpp", "counts.cpp")
+RUNTIME = ("scheduler.cpp", "waiting.cpp", "intrinsics.cpp", "memory.cpp", "counts.cpp")
 INCLUDES = """
 cuda_fp16.h cuda_bf16.h cuda_runtime.h math_constants.h math.h cmath stdint.h cstdint float.h
-cfloat limits.h climits stdio.h cstdio string.h cstring
+cfloat limits.h climits stdio.h cstdio string.h cstring assert.h cassert
 """.split()
 
 # Without the passes that move, merge or repeat loads and stores: the counts are the text's own.
@@ -33,6 +33,7 @@ KERNEL_FLAGS = """
 -Werror=frame-larger-than=524288 -Wno-error=cpp
 """.split()
 
+_ALIGN = r"(?:__align__|alignas)\s*\([^)]*\)"
 _UNSUPPORTED = {
     r"\basm\b|\b__asm__\b": "inline assembly",
     r"\bwmma\b|\bnvcuda\b|\bmma_sync\b|\bwgmma\b": "tensor-core instructions (wmma, mma)",
@@ -41,9 +42,8 @@ _UNSUPPORTED = {
     r"\bcuda\s*::|\b__pipeline_\w+|\bcp_async\w*": "asynchronous copies and the cuda:: library",
     r"\bthrust\s*::|\bcub\s*::": "thrust and cub",
     r"<<<": "launching a kernel from the text",
-    r"\b__device__\s+(?:volatile\s+)?(?:unsigned\s+)?\w+\s+\w+\s*(?:\[[^\]]*\]\s*)*[=;]": (
-        "__device__ variables"
-    ),
+    r"\b__activemask\b": "__activemask, which depends on what happens to run together",
+    r"\b(?:_?exit|_Exit|abort)\s*\(": "exit and abort",
     r"\b(?:malloc|free)\s*\(|\bnew\b|\bdelete\b": "memory allocated by a kernel",
     r"\bmem(?:cpy|set|move)\s*\(": "memcpy and memset, whose accesses it would not see",
 }
@@ -52,8 +52,8 @@ _UNSUPPORTED = {
 def build(text: str, kernel: str, name: str, defines: dict[str, str]) -> Path:
     """The shared library that holds `kernel` and the runtime.
 
-    Unsupported when there is no g++ or the text has what the emulator cannot run; CompileError
-    with g++'s first three errors.
+    Unsupported when there is no g++ or objcopy, or the text has what the emulator cannot run;
+    CompileError with g++'s first three errors.
     """
     compiler = _compiler()
     _check(text)
@@ -61,7 +61,7 @@ def build(text: str, kernel: str, name: str, defines: dict[str, str]) -> Path:
     macros = "".join(f"#define {macro} {value}\n" for macro, value in sorted(defines.items()))
     source = (
         f'#include "cuda.h"\n{macros}namespace {{\n'
-        f'#line 1 "{_quoted(name)}"\n{_dynamic_shared(text)}\n}}\n'
+        f'#line 1 "{_quoted(name)}"\n{_own_names(_dynamic_shared(text))}\n'
         f'#line 1 "launch of {_quoted(kernel)}"\nEMULATOR_LAUNCH({kernel})\n'
     )
     key = _hash(compiler, _machine(), _own_files(), source)
@@ -79,7 +79,8 @@ def build(text: str, kernel: str, name: str, defines: dict[str, str]) -> Path:
         flags = "cuda_shared,alloc,load,data,contents"
         _run(["objcopy", "--rename-section", f".bss={flags}", compiled])
         # Linked without -fsanitize: the runtime's own functions take the sanitizer's calls.
-        done = _run(["g++", "-shared", "-Wl,-Bsymbolic", compiled, *objects, "-o", path])
+        link = ["g++", "-shared", "-Wl,-Bsymbolic,-z,defs", compiled, *objects, "-o", path]
+        done = _run(link)
         if done.returncode:
             raise CompileError(_errors(done.stderr, name, kernel))
 
@@ -93,7 +94,12 @@ def _runtime_object(compiler: str, source: str) -> Path:
             raise Unsupported(f"g++ cannot compile the emulator: {done.stderr.strip()[:300]}")
 
     key = _hash(compiler, _machine(), _own_files())
-    return cache.file("emulator", f"{key}-{Path(source).stem}.o", compile_file)
+    name = f"{key}-{Path(source).stem}.o"
+    path = cache.file("emulator", name, compile_file)
+    if path.read_bytes()[:4] != b"\x7fELF":  # what a full disk or a lost machine leaves
+        path.unlink(missing_ok=True)
+        path = cache.file("emulator", name, compile_file)
+    return path
 
 
 def _compiler() -> str:
@@ -103,6 +109,8 @@ def _compiler() -> str:
         raise Unsupported("the emulator needs Linux and g++: this is " + platform.system())
     if path is None:
         raise Unsupported("the emulator compiles kernels with g++, and there is none here")
+    if shutil.which("objcopy") is None:
+        raise Unsupported("the emulator needs objcopy (of binutils), and there is none here")
     version = _version(path)
     if "clang" in version:
         raise Unsupported(f"the emulator needs GCC's g++, and {path} is clang")
@@ -150,10 +158,26 @@ def _check(text: str) -> None:
         if found:
             line = code.count("\n", 0, found.start()) + 1
             raise Unsupported(f"the emulator does not run {what} (line {line})")
+    _check_device_variables(code)
     for found in re.finditer(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]*)[>"]', text, flags=re.M):
         if found.group(1) not in INCLUDES:
             line = text.count("\n", 0, found.start()) + 1
             raise Unsupported(f"the emulator has no <{found.group(1)}> (line {line})")
+
+
+def _check_device_variables(code: str) -> None:
+    """Refuses what would lie in shared memory here; a constant is never written."""
+    code = re.sub(r"^[ \t]*#(?:\\\n|[^\n])*", lambda m: "\n" * m[0].count("\n"), code, flags=re.M)
+    # To the first character that tells a variable from a function.
+    declaration = rf"\b__device__\b((?:{_ALIGN}|[^(;={{\[])*)(?:[;={{\[]|\(\s*\*)"
+    for found in re.finditer(declaration, code):
+        words = code[: found.start()].split()[-1:] + re.findall(r"\w+|\*", found[1])
+        constant = "__constant__" in words or (
+            {"const", "constexpr"} & {*words} and "*" not in words
+        )
+        if not constant and "operator" not in words:
+            line = code.count("\n", 0, found.start()) + 1
+            raise Unsupported(f"the emulator does not run __device__ variables (line {line})")
 
 
 def _dynamic_shared(text: str) -> str:
@@ -162,18 +186,32 @@ def _dynamic_shared(text: str) -> str:
     Includes go: cuda.h has them all, and a header would end up in the kernel's namespace.
     """
     declaration = (
-        r"\bextern\s+__shared__\s+((?:__align__\s*\([^)]*\)|alignas\s*\([^)]*\)|[\w:<>]|\s)*?)"
+        rf"((?:\b(?:extern|volatile|__shared__|{_ALIGN})\s*)+)((?:{_ALIGN}|[\w:<>]|\s)*?)"
         r"\s*\b(\w+)\s*\[\s*\]\s*;"
     )
 
     def pointer(match: re.Match) -> str:
-        kind = re.sub(r"(__align__|alignas)\s*\([^)]*\)", "", match.group(1)).strip()
+        before = match.group(1)
+        if "extern" not in before or "__shared__" not in before:
+            return match.group()
+        kind = re.sub(_ALIGN, "", match.group(2)).strip()
+        kind = f"volatile {kind}" if "volatile" in before else kind
         lines = "\n" * match.group().count("\n")
-        name = match.group(2)
+        name = match.group(3)
         return f"{kind}* const {name} = reinterpret_cast<{kind}*>(emulator_dynamic_shared);{lines}"
 
     text = re.sub(r"^[ \t]*#[ \t]*include[^\n]*", "", text, flags=re.M)
+    text = re.sub(r"\bstatic(\s+)__shared__\b", r"\1__shared__", text)
     return re.sub(declaration, pointer, text)
+
+
+def _own_names(text: str) -> str:
+    """Without `extern "C"`: a kernel may be called what it likes, `launch` or `munmap`.
+
+    And those that are not launched vanish, with their shared memory.
+    """
+    text = re.sub(r'\bextern(\s*)"C"(\s*)\{', r"namespace\1\2{", text)
+    return re.sub(r'\bextern(\s*)"C"', r"\1", text)
 
 
 def _errors(output: str, name: str, kernel: str) -> str:
@@ -183,5 +221,9 @@ def _errors(output: str, name: str, kernel: str) -> str:
     found = re.findall(r"^(.*?):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$", output, flags=re.M)
     own = [f"{file}:{line}: {text}" for file, line, text in found if file == name]
     other = [text for file, _, text in found if file != name]
+    own += [
+        f"{name}:{line}: '{what.replace('(anonymous namespace)::', '')}' is nowhere defined"
+        for line, what in re.findall(r":(\d+): undefined reference to `(.*)'$", output, flags=re.M)
+    ]
     plain = [line for line in output.splitlines() if "error" in line or "undefined" in line]
     return "\n".join((own or other or plain or ["g++ failed without a message"])[:3])

@@ -51,7 +51,8 @@ extern "C" void __sanitizer_cov_trace_pc() {
         leave(fault);
     }
     if (!launch->count_branches) return;
-    const unsigned block = block_of.emplace(uint64_t(__builtin_return_address(0)), block_of.size()).first->second;
+    const uint64_t pc = uint64_t(__builtin_return_address(0));
+    const unsigned block = block_of.emplace(pc, block_of.size()).first->second;
     std::vector<uint32_t>& counts = visits[current->warp];
     if (counts.size() <= block * 32 + 31) counts.resize(block * 32 + 32);
     counts[block * 32 + current->lane]++;

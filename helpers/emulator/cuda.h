@@ -16,7 +16,7 @@
 
 #include "vectors.h"
 
-#define __global__ __attribute__((noinline))
+#define __global__ __attribute__((noipa))  // called as if from elsewhere
 #define __device__
 #define __host__
 #define __constant__ __attribute__((section("cuda_constant")))
@@ -36,9 +36,9 @@ __attribute__((const)) uint3 emulator_block_index();
 __attribute__((const)) uint3 emulator_block_size();
 __attribute__((const)) uint3 emulator_grid_size();
 __attribute__((const)) unsigned emulator_lane();
-unsigned emulator_active();
 long long emulator_clock();
-void emulator_barrier(int line);
+int emulator_barrier(int line, int value);
+[[noreturn]] void emulator_trap(int line, const char* what);
 uint64_t emulator_warp(int operation, unsigned mask, uint64_t value, int source, int line,
                        unsigned* ballot);
 void emulator_atomic(void* address, unsigned size, uint64_t pc);
@@ -55,10 +55,16 @@ constexpr int warpSize = 32;
 // The line of the call names the barrier: a compiler may copy a call, not a line.
 #define LINE int line = __builtin_LINE()
 
-inline void __syncthreads(LINE) { emulator_barrier(line); }
+inline void __syncthreads(LINE) { emulator_barrier(line, 0); }
+inline int __syncthreads_count(int value, LINE) { return emulator_barrier(line, value != 0); }
+inline int __syncthreads_or(int value, LINE) { return emulator_barrier(line, value != 0) != 0; }
+inline int __syncthreads_and(int value, LINE) { return emulator_barrier(line, value == 0) == 0; }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
-inline unsigned __activemask() { return emulator_active(); }
+inline void __threadfence_system() {}
+inline void __trap(LINE) { emulator_trap(line, "__trap()"); }
+#undef assert
+#define assert(...) ((__VA_ARGS__) ? void() : emulator_trap(__LINE__, "assert(" #__VA_ARGS__ ")"))
 
 inline void __syncwarp(unsigned mask = ~0u, LINE) {
     unsigned ballot;
@@ -74,6 +80,32 @@ inline int __any_sync(unsigned mask, int predicate, LINE) {
 }
 inline int __all_sync(unsigned mask, int predicate, LINE) {
     return __ballot_sync(mask, !predicate, line) == 0;
+}
+
+inline unsigned emulator_reduce(int operation, unsigned mask, unsigned value, int line) {
+    unsigned ballot;
+    return emulator_warp(operation, mask, value, 0, line, &ballot);
+}
+#define REDUCE(name, operation)                                        \
+    inline unsigned name(unsigned mask, unsigned value, LINE) {        \
+        return emulator_reduce(operation, mask, value, line);          \
+    }
+REDUCE(__reduce_and_sync, 3)
+REDUCE(__reduce_or_sync, 4)
+REDUCE(__reduce_xor_sync, 5)
+REDUCE(__reduce_add_sync, 6)
+REDUCE(__reduce_min_sync, 7)
+REDUCE(__reduce_max_sync, 8)
+#undef REDUCE
+// The sign turned, integers are ordered as unsigned ones are.
+inline int __reduce_add_sync(unsigned mask, int value, LINE) {
+    return emulator_reduce(6, mask, value, line);
+}
+inline int __reduce_min_sync(unsigned mask, int value, LINE) {
+    return emulator_reduce(7, mask, value ^ 1u << 31, line) ^ 1u << 31;
+}
+inline int __reduce_max_sync(unsigned mask, int value, LINE) {
+    return emulator_reduce(8, mask, value ^ 1u << 31, line) ^ 1u << 31;
 }
 
 template <class T>
@@ -128,6 +160,7 @@ ATOMIC(atomicAnd, T(old & value))
 ATOMIC(atomicOr, T(old | value))
 ATOMIC(atomicXor, T(old ^ value))
 ATOMIC(atomicInc, old >= value ? T(0) : T(old + 1))
+ATOMIC(atomicDec, old == 0 || old > value ? value : T(old - 1))
 #undef ATOMIC
 template <class T>
 UNSEEN T atomicCAS(T* address, emulator::same<T> expected, emulator::same<T> value) {
@@ -137,94 +170,5 @@ UNSEEN T atomicCAS(T* address, emulator::same<T> expected, emulator::same<T> val
     return old;
 }
 
-// ---- Arithmetic ----
-
-template <class A, class B>
-constexpr auto max(A a, B b) {
-    using T = std::common_type_t<A, B>;
-    if constexpr (std::is_floating_point_v<T>) return T(fmax(T(a), T(b)));
-    else return T(a) < T(b) ? T(b) : T(a);
-}
-template <class A, class B>
-constexpr auto min(A a, B b) {
-    using T = std::common_type_t<A, B>;
-    if constexpr (std::is_floating_point_v<T>) return T(fmin(T(a), T(b)));
-    else return T(b) < T(a) ? T(b) : T(a);
-}
-
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-inline double rsqrt(double x) { return 1.0 / ::sqrt(x); }
-inline float rsqrt(float x) { return rsqrtf(x); }
-inline float normcdff(float x) { return 0.5f * erfcf(x * -0.70710678118654752f); }
-inline float __saturatef(float x) { return fminf(fmaxf(x, 0.0f), 1.0f); }
-// Approximate on a GPU; here as good as the C library.
-inline float __expf(float x) { return expf(x); }
-inline float __exp10f(float x) { return powf(10.0f, x); }
-inline float __logf(float x) { return logf(x); }
-inline float __log2f(float x) { return log2f(x); }
-inline float __log10f(float x) { return log10f(x); }
-inline float __powf(float x, float y) { return powf(x, y); }
-inline float __sinf(float x) { return sinf(x); }
-inline float __cosf(float x) { return cosf(x); }
-inline float __tanhf(float x) { return tanhf(x); }
-inline float __fdividef(float x, float y) { return x / y; }
-inline float __fdiv_rn(float x, float y) { return x / y; }
-inline float __frcp_rn(float x) { return 1.0f / x; }
-inline float __fsqrt_rn(float x) { return sqrtf(x); }
-inline float __frsqrt_rn(float x) { return rsqrtf(x); }
-inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
-// Never contracted into a multiply-add, on a GPU or here.
-#define ROUNDED inline __attribute__((optimize("fp-contract=off"), noinline))
-ROUNDED float __fadd_rn(float x, float y) { return x + y; }
-ROUNDED float __fsub_rn(float x, float y) { return x - y; }
-ROUNDED float __fmul_rn(float x, float y) { return x * y; }
-#undef ROUNDED
-
-template <class T>
-T __ldg(const T* address) {
-    return *address;
-}
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
-inline int __clzll(long long x) { return x ? __builtin_clzll(x) : 64; }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline unsigned __brev(unsigned x) {
-    unsigned reversed = 0;
-    for (int i = 0; i < 32; i++) reversed |= (x >> i & 1) << (31 - i);
-    return reversed;
-}
-inline int __mul24(int x, int y) { return x * y; }
-inline int __mulhi(int x, int y) { return int((long long)x * y >> 32); }
-inline unsigned __umulhi(unsigned x, unsigned y) { return (unsigned long long)x * y >> 32; }
-inline long long clock64() { return emulator_clock(); }
-
-template <class To, class From>
-To emulator_bits(From value) {
-    To bits;
-    __builtin_memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-inline int __float_as_int(float x) { return emulator_bits<int>(x); }
-inline unsigned __float_as_uint(float x) { return emulator_bits<unsigned>(x); }
-inline float __int_as_float(int x) { return emulator_bits<float>(x); }
-inline float __uint_as_float(unsigned x) { return emulator_bits<float>(x); }
-inline long long __double_as_longlong(double x) { return emulator_bits<long long>(x); }
-inline double __longlong_as_double(long long x) { return emulator_bits<double>(x); }
-inline int __float2int_rn(float x) { return int(rintf(x)); }
-inline int __float2int_rz(float x) { return int(x); }
-inline int __float2int_rd(float x) { return int(floorf(x)); }
-inline int __float2int_ru(float x) { return int(ceilf(x)); }
-inline float __int2float_rn(int x) { return float(x); }
-
-#define CUDART_INF_F __builtin_inff()
-#define CUDART_NAN_F __builtin_nanf("")
-#define CUDART_INF __builtin_inf()
-#define CUDART_NAN __builtin_nan("")
-#define CUDART_PI_F 3.141592654f
-#define CUDART_PI 3.1415926535897931
-#define CUDART_SQRT_TWO_F 1.414213562f
-#define CUDART_L2E_F 1.442695041f
-#define CUDART_LN2_F 0.693147181f
-
+#include "arithmetic.h"
 #include "launch.h"

@@ -13,7 +13,8 @@ class KernelFault(RuntimeError):
     """A kernel did what a GPU forbids or leaves undefined. The tensors are as before the launch.
 
     kind: "out of bounds", "misaligned access", "barrier", "warp operation", "shared-memory race",
-    "timeout", "division by zero", "stack overflow" or "crash". block and thread: (x, y, z).
+    "timeout", "division by zero", "stack overflow", "trap" (a failed assert too) or "crash".
+    block and thread: (x, y, z).
     """
 
     def __init__(self, message: str, *, kernel: str, block: tuple, thread: tuple, kind: str):

@@ -19,6 +19,7 @@ NAMES = (
     "stack overflow",
     "crash",
     "out of bounds",
+    "trap",
 )
 
 
@@ -101,6 +102,11 @@ def _barrier(launch, *_) -> str:
 
 def _warp(launch, *_) -> str:
     found = launch.fault
+    if found.count and not found.other_count:
+        return (
+            f"takes the value of lane {found.count - 1} in a shuffle with the mask "
+            f"{found.mask:#x}, and that lane does not take part"
+        )
     if not found.other_count:
         return f"calls a warp operation with the mask {found.mask:#x}, which leaves out its lane"
     other = _position(found.other_thread, launch.block)
@@ -143,4 +149,5 @@ _SENTENCES: tuple[Callable, ...] = (
     lambda *_: "its local arrays and calls need more than 256 KB of stack",
     lambda *_: "touches memory that does not exist",
     _index,
+    lambda launch, *_: f"stops at {launch.fault.type.decode(errors='replace')}",
 )

@@ -1,4 +1,6 @@
 // What a kernel calls by way of cuda.h.
+#include <cstring>
+
 #include "runtime.h"
 
 extern "C" {
@@ -7,13 +9,24 @@ uint3 emulator_block_index() { return block_position; }
 uint3 emulator_block_size() { return {launch->block[0], launch->block[1], launch->block[2]}; }
 uint3 emulator_grid_size() { return {launch->grid[0], launch->grid[1], launch->grid[2]}; }
 
-void emulator_barrier(int line) {
-    current->line = line;
-    current->state = AT_BARRIER;
+int emulator_barrier(int line, int value) {
+    Lane& lane = *current;
+    lane.line = line;
+    lane.value = value;
+    lane.state = AT_BARRIER;
     yield();
+    return lane.result;
 }
 
-// operation: 0 __syncwarp, 1 a shuffle, 2 a vote.
+void emulator_trap(int line, const char* what) {
+    Fault fault{};
+    fault.kind = TRAP;
+    fault.line = line;
+    std::strncpy(fault.type, what, sizeof fault.type - 1);
+    leave(fault);
+}
+
+// operation: 0 __syncwarp, 1 a shuffle, 2 a vote, from 3 on a reduction (waiting.cpp).
 uint64_t emulator_warp(int operation, unsigned mask, uint64_t value, int source, int line,
                        unsigned* ballot) {
     Lane& lane = *current;
@@ -41,13 +54,4 @@ long long emulator_clock() {
 }
 
 unsigned emulator_lane() { return current->lane; }
-
-unsigned emulator_active() {
-    const Lane* warp = current - current->lane;
-    const uint32_t threads = launch->block[0] * launch->block[1] * launch->block[2];
-    unsigned active = 0;
-    for (unsigned k = 0; k < 32 && warp->thread + k < threads; k++)
-        active |= unsigned(warp[k].state != ENDED) << k;
-    return active;
-}
 }

@@ -31,11 +31,13 @@ __attribute__((no_sanitize("thread"), no_sanitize_coverage, always_inline)) inli
 }
 }  // namespace emulator
 
-// After the kernel's text.
+// After the kernel's text, whose unnamed namespace it ends.
 #define EMULATOR_LAUNCH(...)                                                                  \
+    constexpr auto emulator_launched = &__VA_ARGS__;                                          \
+    }                                                                                         \
     extern "C" __attribute__((visibility("default"))) emulator::Parameters                    \
-        emulator_parameters = emulator::parameters(&__VA_ARGS__);                             \
+        emulator_parameters = emulator::parameters(emulator_launched);                        \
     extern "C" __attribute__((no_sanitize("thread"), no_sanitize_coverage)) void              \
     emulator_kernel(void** arguments) {                                                       \
-        emulator::call(&__VA_ARGS__, arguments);                                              \
+        emulator::call(emulator_launched, arguments);                                         \
     }

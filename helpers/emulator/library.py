@@ -68,7 +68,10 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def call(library: ctypes.CDLL, launch: ctypes.Structure, timeout_s: float) -> None:
-    """Run the launch on a thread of its own: this one stays free for Ctrl-C and the clock."""
+    """Run the launch on a thread of its own: this one stays free for Ctrl-C and the clock.
+
+    Afterwards `launch` holds copies of its results: the library's own are the next launch's.
+    """
     stop = I32.in_dll(library, "emulator_stop")
     done = threading.Event()
 
@@ -89,3 +92,7 @@ def call(library: ctypes.CDLL, launch: ctypes.Structure, timeout_s: float) -> No
             stop.value = 1  # a kernel that has ended does not see it
             while not done.wait(0.5):
                 signal.pthread_kill(worker.ident, signal.SIGURG)
+        sites = (Site * max(1, launch.site_count))()
+        if launch.site_count:
+            ctypes.memmove(sites, launch.sites, ctypes.sizeof(Site) * launch.site_count)
+        launch.sites = sites

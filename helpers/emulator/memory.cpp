@@ -27,6 +27,12 @@ struct Touch {
 constexpr uint16_t WARP_FLAG = 0x8000, ATOMIC_FLAG = 0x4000, ALL = 0xffff;
 static std::vector<Touch> touches;
 
+// A store that meets another thread's: no race if it leaves what was there.
+static struct {
+    uint64_t address, size, before[2], pc;
+    uint32_t other;
+} meeting;
+
 static uint64_t static_begin, static_bytes, image_begin, image_end;
 
 // ---- Checks ----
@@ -52,14 +58,29 @@ static bool ordered(uint16_t who, uint32_t when) {
     return who != ALL && same_warp && when < warp_time[current->warp];
 }
 
+// Called before whatever the thread does next.
+void settle() {
+    if (__builtin_expect(!meeting.size, 1)) return;
+    const auto [address, size, before, pc, other] = meeting;
+    meeting.size = 0;
+    if (std::memcmp(reinterpret_cast<const void*>(address), before, size))
+        fault(RACE, address, size, SHARED_STORE, pc, other);
+}
+
 static void check_race(uint64_t offset, uint64_t size, Kind kind, uint64_t address, uint64_t pc) {
     const uint16_t me = current->thread;
     const bool atomic = kind == SHARED_ATOMIC;
     for (Touch* touch = &touches[offset]; touch != &touches[offset] + size; touch++) {
         const bool by_atomic = touch->writer != ALL && touch->writer & ATOMIC_FLAG;
         const uint16_t writer = by_atomic ? touch->writer & ~ATOMIC_FLAG : touch->writer;
-        if (!(atomic && (by_atomic || touch->writer == ALL)) && !ordered(writer, touch->written))
-            fault(RACE, address, size, kind, pc, writer == ALL ? me : writer);
+        bool met = false;
+        if (!(atomic && (by_atomic || touch->writer == ALL)) && !ordered(writer, touch->written)) {
+            const uint32_t other = writer == ALL ? me : writer;
+            if (kind != SHARED_STORE) fault(RACE, address, size, kind, pc, other);
+            meeting = {address, size, {}, pc, other};
+            std::memcpy(meeting.before, reinterpret_cast<const void*>(address), size);
+            met = true;
+        }
         if (kind == SHARED_LOAD) {
             if (touch->reader != me && !ordered(touch->reader, touch->read))
                 touch->reader = touch->reader != ALL &&
@@ -79,7 +100,7 @@ static void check_race(uint64_t offset, uint64_t size, Kind kind, uint64_t addre
         const bool several = atomic && touch->written >= block_time && touch->writer != me &&
                              touch->writer != (me | ATOMIC_FLAG);
         const bool plain = !atomic || (touch->written >= block_time && touch->writer == me);
-        touch->writer = plain ? me : several ? ALL : me | ATOMIC_FLAG;
+        touch->writer = met ? ALL : plain ? me : several ? ALL : me | ATOMIC_FLAG;
         touch->written = now;
     }
 }
@@ -87,6 +108,7 @@ static void check_race(uint64_t offset, uint64_t size, Kind kind, uint64_t addre
 // kind: LOAD, STORE or ATOMIC; size: a power of two up to 16.
 static inline void access(uint64_t address, unsigned size, Kind kind, uint64_t pc) {
     if (!current) return;
+    settle();
     const uint64_t stack = reinterpret_cast<uint64_t>(current->stack);
     if (address - stack < STACK_BYTES) return;  // a local variable
     for (uint64_t i = 0; i < launch->buffer_count; i++) {
@@ -110,8 +132,8 @@ static inline void access(uint64_t address, unsigned size, Kind kind, uint64_t p
         offset += static_bytes;
     }
     if (address & (size - 1)) fault(MISALIGNED, address, size, shared, pc);
+    log_access(address, size, shared, pc);  // first: it may yield
     check_race(offset, size, shared, address, pc);
-    log_access(address, size, shared, pc);
 }
 
 // A structure without an alignment of its own: a GPU moves it in words, or in bytes.
@@ -211,6 +233,7 @@ void begin_checking() {
     launch->static_shared = static_begin;
     launch->static_shared_bytes = static_bytes;
     launch->dynamic_shared = reinterpret_cast<uint64_t>(emulator_dynamic_shared);
+    meeting.size = 0;
     touches.assign(static_bytes + launch->shared_bytes, Touch{});
 }
 

@@ -40,14 +40,23 @@ struct Bfloat16 {
     }
 };
 
+// To float so that rounding again, to fewer bits, gives what rounding once would: an inexact
+// result gets an odd last bit ("round to odd").
+inline float to_odd(double x) {
+    const float near = float(x);
+    if (near == x || x != x) return near;
+    const uint32_t bits = bits_of(near);
+    return float_of((fabs(double(near)) > fabs(x) ? bits - 1 : bits) | 1);
+}
+
 template <class Format>
 struct Narrow {
     uint16_t bits;
     Narrow() = default;
     Narrow(float x) : bits(Format::round(x)) {}
-    Narrow(double x) : bits(Format::round(float(x))) {}
-    Narrow(int x) : bits(Format::round(float(x))) {}
-    Narrow(unsigned x) : bits(Format::round(float(x))) {}
+    Narrow(double x) : bits(Format::round(to_odd(x))) {}
+    Narrow(int x) : Narrow(double(x)) {}
+    Narrow(unsigned x) : Narrow(double(x)) {}
     operator float() const { return Format::widen(bits); }
     float wide() const { return Format::widen(bits); }
     friend Narrow operator+(Narrow a, Narrow b) { return a.wide() + b.wide(); }
@@ -76,6 +85,10 @@ struct alignas(4) Narrow2 {
     friend Narrow2 operator-(Narrow2 a, Narrow2 b) { return {a.x - b.x, a.y - b.y}; }
     friend Narrow2 operator*(Narrow2 a, Narrow2 b) { return {a.x * b.x, a.y * b.y}; }
     friend Narrow2 operator/(Narrow2 a, Narrow2 b) { return {a.x / b.x, a.y / b.y}; }
+    Narrow2& operator+=(Narrow2 b) { return *this = *this + b; }
+    Narrow2& operator-=(Narrow2 b) { return *this = *this - b; }
+    Narrow2& operator*=(Narrow2 b) { return *this = *this * b; }
+    Narrow2& operator/=(Narrow2 b) { return *this = *this / b; }
 };
 }  // namespace emulator
 
@@ -95,8 +108,8 @@ using nv_bfloat162 = __nv_bfloat162;
     inline T __float2##half##_rn(float x) { return x; }                                    \
     inline T __double2##half(double x) { return x; }                                       \
     inline T __int2##half##_rn(int x) { return x; }                                        \
-    inline int __##half##2int_rz(T x) { return int(x.wide()); }                            \
-    inline int __##half##2int_rn(T x) { return int(rintf(x.wide())); }                     \
+    inline int __##half##2int_rz(T x) { return emulator::to_integer<int>(x.wide()); }      \
+    inline int __##half##2int_rn(T x) { return emulator::to_integer<int>(rintf(x.wide())); } \
     inline T2 __##half##2##half2(T x) { return {x, x}; }                                   \
     inline T2 __halves2##half2(T x, T y) { return {x, y}; }                                \
     inline T2 __floats2##half2##_rn(float x, float y) { return {x, y}; }                   \
@@ -124,8 +137,12 @@ inline float2 __bfloat1622float2(__nv_bfloat162 v) { return {v.x.wide(), v.y.wid
     inline T __hfma(T a, T b, T c) { return fmaf(a.wide(), b.wide(), c.wide()); }              \
     inline T __hmax(T a, T b) { return fmaxf(a.wide(), b.wide()); }                            \
     inline T __hmin(T a, T b) { return fminf(a.wide(), b.wide()); }                            \
+    inline bool __heq(T a, T b) { return a == b; }                                             \
+    inline bool __hne(T a, T b) { return a != b; }                                             \
     inline bool __hgt(T a, T b) { return a > b; }                                              \
     inline bool __hlt(T a, T b) { return a < b; }                                              \
+    inline bool __hge(T a, T b) { return a >= b; }                                             \
+    inline bool __hle(T a, T b) { return a <= b; }                                             \
     inline bool __hisnan(T a) { return a != a; }                                               \
     inline T hexp(T a) { return expf(a.wide()); }                                              \
     inline T hlog(T a) { return logf(a.wide()); }                                              \
@@ -137,6 +154,7 @@ inline float2 __bfloat1622float2(__nv_bfloat162 v) { return {v.x.wide(), v.y.wid
     inline T2 __hmul2(T2 a, T2 b) { return a * b; }                                            \
     inline T2 __hfma2(T2 a, T2 b, T2 c) { return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)}; } \
     inline T2 __hmax2(T2 a, T2 b) { return {__hmax(a.x, b.x), __hmax(a.y, b.y)}; }             \
+    inline T2 __hmin2(T2 a, T2 b) { return {__hmin(a.x, b.x), __hmin(a.y, b.y)}; }             \
     inline T2 h2exp(T2 a) { return {hexp(a.x), hexp(a.y)}; }                                   \
     inline T2 h2tanh(T2 a) { return {htanh(a.x), htanh(a.y)}; }
 SHARED_NAMES(__half, __half2)

@@ -1,8 +1,9 @@
-// What the two files of the runtime share, and what Python passes in and reads back.
+// What the files of the runtime share, and what Python passes in and reads back.
 // Python's copies of the structs stand in helpers/emulator/library.py: same fields, same order.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 struct uint3 {
     unsigned x, y, z;
@@ -21,7 +22,8 @@ enum FaultKind : int32_t {
     DIVISION,
     STACK,
     CRASH,
-    INDEX  // outside a static array: what -fsanitize=bounds reports
+    INDEX,  // outside a static array: what -fsanitize=bounds reports
+    TRAP    // __trap or a failed assert
 };
 
 struct Fault {
@@ -29,7 +31,7 @@ struct Fault {
     uint32_t block[3], thread, other_thread, count, other_count, mask, access;
     uint64_t address, bytes, pc, other_pc;
     int64_t index;
-    char type[64];  // of the array that was indexed
+    char type[64];  // of the array that was indexed, or the text of what failed
 };
 
 struct Buffer {
@@ -82,18 +84,26 @@ constexpr size_t STACK_BYTES = 256 << 10, STACK_RESERVE = 16 << 10;
 constexpr size_t STACK_STRIDE = STACK_BYTES + 4416;
 
 extern Launch* launch;
+extern std::vector<Lane> lanes;  // of the block that runs
 extern Lane* current;  // the thread that runs; null outside of kernels
 extern uint3 block_position;
 extern uint32_t block_index;
 extern uint32_t now, block_time, warp_time[32];  // a count of barriers; when the last ones were
 extern bool log_full;
 
+void report(Lane& lane, Fault fault);  // from the scheduler: what the lane did wrong
 [[noreturn]] void leave(Fault fault);  // to the scheduler, for good
 void yield();                          // to the scheduler, to be continued
+
+// waiting.cpp
+bool release_warp(Lane* warp, unsigned count);
+bool release_block();
+void report_deadlock();
 
 // memory.cpp
 void begin_checking();
 void begin_block();
+void settle();
 
 // counts.cpp
 void begin_counting();

@@ -25,7 +25,7 @@ Lane* current;
 uint3 block_position;
 uint32_t block_index, now, block_time, warp_time[32];
 
-static std::vector<Lane> lanes;
+std::vector<Lane> lanes;
 static void* scheduler;  // its context while a fiber runs
 static pthread_t runner;
 
@@ -40,13 +40,20 @@ static void fiber() {
 
 #include "fibers.h"
 
-void yield() { emulator_switch(&current->context, scheduler); }
+void yield() {
+    settle();
+    emulator_switch(&current->context, scheduler);
+}
+
+void report(Lane& lane, Fault fault) {
+    std::memcpy(fault.block, &block_position, sizeof fault.block);
+    fault.thread = lane.thread;
+    launch->fault = fault;
+}
 
 void leave(Fault fault) {
-    std::memcpy(fault.block, &block_position, sizeof fault.block);
-    fault.thread = current->thread;
-    launch->fault = fault;
-    yield();
+    report(*current, fault);
+    emulator_switch(&current->context, scheduler);
     abort();
 }
 
@@ -57,6 +64,10 @@ static void on_signal(int signal) {
     if (current && pthread_equal(pthread_self(), runner)) {
         Fault fault{};
         fault.kind = emulator_stop ? STOPPED : signal == SIGFPE ? DIVISION : CRASH;
+        if (signal == SIGILL || signal == SIGABRT) {
+            fault.kind = TRAP;
+            std::strcpy(fault.type, signal == SIGILL ? "__builtin_trap()" : "__builtin_abort()");
+        }
         leave(fault);
     }
     if (signal == STOP_SIGNAL) return;
@@ -64,39 +75,6 @@ static void on_signal(int signal) {
 }
 
 // ---- The scheduler ----
-
-// Lanes that wait for one another at the same operation go on once all that the mask names are
-// there. Lanes beyond the end of a block do not exist and are not waited for.
-static bool release(Lane* warp, unsigned count) {
-    const uint32_t present = count == 32 ? ~0u : (1u << count) - 1;
-    bool released = false;
-    for (unsigned first = 0; first < count; first++) {
-        const Lane& one = warp[first];
-        if (one.state != AT_WARP) continue;
-        const uint32_t named = one.mask & present;
-        uint32_t here = 0, ballot = 0;
-        for (unsigned k = 0; k < count; k++) {
-            const Lane& lane = warp[k];
-            if (named >> k & 1 && lane.state == AT_WARP && lane.mask == one.mask &&
-                lane.line == one.line && lane.operation == one.operation) {
-                here |= 1u << k;
-                ballot |= uint32_t(lane.value != 0) << k;
-            }
-        }
-        if (here != named) continue;
-        for (unsigned k = 0; k < count; k++) {
-            if (!(named >> k & 1)) continue;
-            const unsigned source = warp[k].source & 31;
-            warp[k].result = warp[named >> source & 1 ? source : k].value;
-            warp[k].ballot = ballot;
-            warp[k].state = READY;
-        }
-        if (one.operation == 0) warp_time[one.warp] = ++now;  // __syncwarp orders memory
-        launch->shuffles += one.operation == 1;
-        released = true;
-    }
-    return released;
-}
 
 static void run_warp(unsigned warp, const std::vector<unsigned>& order) {
     Lane* first = &lanes[warp * 32];
@@ -112,43 +90,12 @@ static void run_warp(unsigned warp, const std::vector<unsigned>& order) {
             if (launch->fault.kind) return;
             ran = true;
         }
-    } while (release(first, count) && !log_full);
-    if (!ran) return;
+    } while (release_warp(first, count) && !log_full);
+    if (!ran || launch->fault.kind) return;
     merge_warp(count);
     for (unsigned k = 0; k < count; k++)
         if (first[k].state != ENDED) return;
     end_warp(warp);
-}
-
-// Nobody can go on: tell who waits, and one of those that do not come.
-static void report_deadlock() {
-    Fault fault{};
-    Lane* waiting = nullptr;
-    for (Lane& lane : lanes)
-        if (lane.state == AT_WARP || (lane.state == AT_BARRIER && !waiting))
-            if (!waiting || waiting->state != AT_WARP) waiting = &lane;
-    fault.kind = waiting->state == AT_WARP ? WARP : BARRIER;
-    fault.line = waiting->line;
-    fault.mask = waiting->mask;
-    Lane* missing = nullptr;
-    for (Lane& lane : lanes) {
-        const bool named = fault.kind == BARRIER ||
-                           (lane.warp == waiting->warp && waiting->mask >> lane.lane & 1);
-        const bool together = lane.state == waiting->state && lane.line == waiting->line &&
-                              (fault.kind == BARRIER || (lane.mask == waiting->mask &&
-                                                         lane.operation == waiting->operation));
-        if (named && together) fault.count++;
-        if (named && !together && !fault.other_count++) missing = &lane;
-    }
-    if (missing) {
-        fault.other_thread = missing->thread;
-        fault.other_line = missing->state == ENDED ? 0 : missing->line;
-    }
-    current = waiting;
-    std::memcpy(fault.block, &block_position, sizeof fault.block);
-    fault.thread = waiting->thread;
-    launch->fault = fault;
-    current = nullptr;
 }
 
 // For std::shuffle; <random> would take longer to compile than all the rest.
@@ -178,23 +125,20 @@ static void run_block(Random& random) {
     begin_block();
     for (;;) {
         block_time = ++now;
-        unsigned ready, ended, waiting;
+        unsigned ready, ended;
         do {
             for (unsigned warp : warp_order) {
                 run_warp(warp, order);
                 if (launch->fault.kind) return;
             }
-            ready = ended = waiting = 0;
+            ready = ended = 0;
             for (const Lane& lane : lanes) {
                 ready += lane.state == READY;
                 ended += lane.state == ENDED;
-                waiting += lane.state == AT_BARRIER && lane.line == lanes[0].line;
             }
         } while (ready);
         if (ended == lanes.size()) return;
-        if (waiting != lanes.size()) return report_deadlock();
-        for (Lane& lane : lanes) lane.state = READY;
-        launch->barriers++;
+        if (!release_block()) return report_deadlock();
     }
 }
 
@@ -216,27 +160,30 @@ extern "C" __attribute__((visibility("default"))) void emulator_run(Launch* requ
         lanes[t].index = {t % block[0], t / block[0] % block[1], t / block[0] / block[1]};
         lanes[t].stack = stacks + (t + 4) * STACK_STRIDE;
     }
-    struct sigaction ours {}, before[4];
-    const int signals[4] = {SIGSEGV, SIGBUS, SIGFPE, STOP_SIGNAL};
+    constexpr int SIGNALS = 6;
+    struct sigaction ours {}, before[SIGNALS];
+    const int signals[SIGNALS] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, STOP_SIGNAL};
     ours.sa_handler = on_signal;
     ours.sa_flags = SA_NODEFER;  // the handler does not return
-    for (int i = 0; i < 4; i++) sigaction(signals[i], &ours, &before[i]);
+    for (int i = 0; i < SIGNALS; i++) sigaction(signals[i], &ours, &before[i]);
 
     begin_checking();
     begin_counting();
     const uint32_t* grid = launch->grid;
     Random random{uint64_t(launch->order)};
-    std::vector<uint32_t> blocks(size_t(grid[0]) * grid[1] * grid[2]);
-    std::iota(blocks.begin(), blocks.end(), 0);
-    if (launch->order == -2) std::reverse(blocks.begin(), blocks.end());
-    if (launch->order >= 0) std::shuffle(blocks.begin(), blocks.end(), random);
-    for (uint32_t b : blocks) {
+    const uint64_t count = uint64_t(grid[0]) * grid[1] * grid[2];
+    std::vector<uint32_t> shuffled(launch->order >= 0 ? count : 0);
+    std::iota(shuffled.begin(), shuffled.end(), 0);
+    std::shuffle(shuffled.begin(), shuffled.end(), random);
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t b = launch->order == -2 ? count - 1 - i : i;
+        if (launch->order >= 0) b = shuffled[i];
         block_index = b;
         block_position = {b % grid[0], b / grid[0] % grid[1], b / grid[0] / grid[1]};
         run_block(random);
         if (launch->fault.kind) break;
     }
     end_counting();
-    for (int i = 0; i < 4; i++) sigaction(signals[i], &before[i], nullptr);
+    for (int i = 0; i < SIGNALS; i++) sigaction(signals[i], &before[i], nullptr);
     munmap(stacks, bytes);
 }
