@@ -214,6 +214,10 @@ def _own_names(text: str) -> str:
     return re.sub(r'\bextern(\s*)"C"', r"\1", text)
 
 
+# Newer linkers name the place in the section as well.
+_UNDEFINED = r":(\d+):(?:\(.*?\):)? undefined reference to `(.*)'$"
+
+
 def _errors(output: str, name: str, kernel: str) -> str:
     """The first three errors, each as "kernel.cu:7: what is wrong"."""
     if f"launch of {kernel}" in output and f"{name}:" not in output:
@@ -223,7 +227,7 @@ def _errors(output: str, name: str, kernel: str) -> str:
     other = [text for file, _, text in found if file != name]
     own += [
         f"{name}:{line}: '{what.replace('(anonymous namespace)::', '')}' is nowhere defined"
-        for line, what in re.findall(r":(\d+): undefined reference to `(.*)'$", output, flags=re.M)
+        for line, what in re.findall(_UNDEFINED, output, flags=re.M)
     ]
     plain = [line for line in output.splitlines() if "error" in line or "undefined" in line]
     return "\n".join((own or other or plain or ["g++ failed without a message"])[:3])
