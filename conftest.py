@@ -73,7 +73,10 @@ def pytest_report_header():
 
 # The longest files, in the order in which they start: xdist hands whole files out, and a long one
 # that comes last would leave the second core with nothing to do. nbval's cells come third.
-LONGEST_FIRST = ("test_run.py", "test_notebooks.py", "*.ipynb", "test_conftest.py")
+LONGEST_FIRST = (
+    *("test_run.py", "test_notebooks.py", "*.ipynb", "test_conftest.py"),
+    *("test_emulator_process.py", "test_cuda_kernels.py", "test_exercise_cuda_gelu.py"),
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -8,9 +8,11 @@
 A launch compiles with NVRTC through `cuda.core`, in about 0.05 s the first time.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -58,7 +60,6 @@ class Kernel:
 
     def emulate(self, grid, block, *arguments, shared_bytes: int = 0, **options):
         """Run on CPU tensors in the emulator; `options` and the counts: `helpers.emulator.run`."""
-        grid, block = cuda_source.sizes("grid", grid), cuda_source.sizes("block", block)
         return emulator.run(
             self.text,
             self.name,
@@ -93,6 +94,15 @@ class Kernel:
 
     def _bind(self, arguments) -> dict:
         return cuda_source.bind(self.text, self.name, arguments, self.defines)
+
+
+@contextlib.contextmanager
+def where_possible() -> Iterator[None]:
+    """Run a block of a notebook; where a tool for it is missing, say which instead, and go on."""
+    try:
+        yield
+    except (emulator.Unsupported, ptx.ToolMissing) as reason:
+        print(f"Left out here: {reason}.")
 
 
 def load(file: str, name: str, **defines: str) -> Kernel:

@@ -281,3 +281,16 @@ def test_more_shared_memory_than_the_gpu_has_is_refused():
         SHARED(2, 64, out, 1, shared_bytes=10**6)
     SHARED(2, 64, out, 1, shared_bytes=4)  # and the GPU is as before
     assert out.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("missing", [emulator.Unsupported("no g++"), ptx.ToolMissing("no NVRTC")])
+def test_what_a_tool_is_missing_for_is_left_out_in_one_sentence(capsys, missing):
+    with cuda.where_possible():
+        raise missing
+    assert capsys.readouterr().out == f"Left out here: {missing}.\n"
+
+
+def test_nothing_else_is_left_out():
+    for error in (emulator.CompileError, ptx.CompileError, ValueError):
+        with pytest.raises(error), cuda.where_possible():
+            raise error("wrong")
