@@ -8,6 +8,7 @@ to data/measurements/peers_<device>.csv; ratios are of speeds, 1 means equal.
 import argparse
 import dataclasses
 import datetime
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -47,6 +48,12 @@ class Case:
     check: Callable[[Callable], None]
 
 
+@functools.cache
+def _compiled_gelu() -> Callable:
+    # Made when it is first called: torch.compile refuses Pythons that are newer than it knows.
+    return torch.compile(lambda x, y: y.copy_(gelu.manual_gelu(x)))
+
+
 def gelu_cases() -> Iterator[Case]:
     """`cuda_gelu` beside PyTorch's kernel and torch.compile's, and a copy of the same bytes."""
     n = min(2**28, largest_power_of_2(free_bytes() / 32))  # x and y, of this dtype and the last
@@ -62,7 +69,6 @@ def gelu_cases() -> Iterator[Case]:
             assert_close(y[few], expected)
             assert y.isfinite().all(), "not all of the output was written"
 
-        compiled = torch.compile(lambda x, y: y.copy_(gelu.manual_gelu(x)))
         yield Case(
             "cuda_gelu",
             str(dtype).removeprefix("torch."),
@@ -71,7 +77,7 @@ def gelu_cases() -> Iterator[Case]:
             peers={
                 "pytorch": lambda x=x, y=y: torch.ops.aten.gelu.out(x, approximate="tanh", out=y),
                 "torch.compile": compute_roofs.compiler_missing()
-                or (lambda x=x, y=y, compiled=compiled: compiled(x, y)),
+                or (lambda x=x, y=y: _compiled_gelu()(x, y)),
             },
             ceiling=("copy", lambda x=x, y=y: y.copy_(x)),
             check=check,

@@ -1,5 +1,6 @@
 """Our kernels beside their peers: wrong ones are not timed, and the table keeps what it had."""
 
+import functools
 import math
 import types
 
@@ -230,6 +231,7 @@ def test_the_table_is_named_after_the_device():
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(peers, "largest_power_of_2", lambda most: 4096)
+    monkeypatch.setattr(peers, "_compiled_gelu", functools.cache(peers._compiled_gelu.__wrapped__))
     if not has_cuda():  # torch.compile takes seconds on a CPU, and is not what is tested
         monkeypatch.setattr(torch, "compile", lambda function: function)
         monkeypatch.setattr(peers.compute_roofs, "compiler_missing", lambda: "")
@@ -265,6 +267,19 @@ def test_where_nothing_compiles_that_peer_has_a_reason(tiny, monkeypatch):
     monkeypatch.setattr(peers.compute_roofs, "compiler_missing", lambda: "no C++ compiler")
     for one in peers.gelu_cases():
         assert one.peers["torch.compile"] == "no C++ compiler"
+
+
+def test_a_python_that_torch_compile_refuses_costs_that_peer_alone(tiny, times, monkeypatch):
+    """Case E22."""
+
+    def refuse(function):
+        raise RuntimeError("torch.compile is not supported on Python 3.99+")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    (one, *_) = peers.gelu_cases()
+    rows, left_out = peers.compare(one)
+    assert [row["peer"] for row in rows] == ["pytorch"]
+    assert "torch.compile left out: torch.compile is not supported on Python 3.99+" in left_out
 
 
 def test_every_operation_is_measured_for_real(monkeypatch, tiny):
