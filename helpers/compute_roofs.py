@@ -6,10 +6,8 @@ import os
 import platform
 import shutil
 import subprocess
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
@@ -18,6 +16,7 @@ from helpers.bench import Measurement, measure
 from helpers.device import device, has_cuda, triton_version
 from helpers.memory import OUT_OF_MEMORY, attempt, free_bytes, largest_power_of_2
 from helpers.roofline import Roof
+from helpers.toolchain import python_headers
 from helpers.traffic import Work
 
 TORCH_DTYPES = {
@@ -40,8 +39,7 @@ def compiler_missing() -> str:
     compilers = {"Windows": ("cl",), "Darwin": ("clang++",)}.get(platform.system(), ("g++",))
     if not any(map(shutil.which, (*compilers, os.environ.get("CXX", "")))):
         return f"torch.compile needs a C++ compiler ({compilers[0]}), and there is none on the PATH"
-    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not headers.exists():
+    if not python_headers():
         return "torch.compile needs Python's headers (the package python3-dev or similar)"
     return ""
 

@@ -84,13 +84,14 @@ class Kernel:
 
     def ptx(self, arch: str = "sm_90") -> str:
         """The PTX of this kernel alone."""
-        text = ptx.cuda_ptx(self.text, arch, name=self.file, defines=dict(self.defines))
-        return ptx.entry(text, self.name)
+        return ptx.entry(self._whole_ptx(arch), self.name)
 
     def sass(self, arch: str = "sm_90") -> str:
         """The machine code of this kernel for one generation of GPUs."""
-        text = ptx.cuda_ptx(self.text, arch, name=self.file, defines=dict(self.defines))
-        return ptx.sass(text, arch, self.name)
+        return ptx.sass(self._whole_ptx(arch), arch, self.name)
+
+    def _whole_ptx(self, arch: str) -> str:
+        return ptx.cuda_ptx(self.text, arch, name=self.file, defines=dict(self.defines))
 
     def _bind(self, arguments) -> dict:
         return cuda_source.bind(self.text, self.name, arguments, self.defines)
@@ -137,7 +138,7 @@ def _compiled(kernel: Kernel, index: int):
         code = program.compile("cubin", name_expressions=(kernel.name,))
     except Exception:
         # cuda.core quotes its options and all of the log; this raises the first errors alone.
-        ptx.cuda_ptx(kernel.text, options.arch, name=kernel.file, defines=dict(kernel.defines))
+        kernel._whole_ptx(options.arch)
         raise
     return code.get_kernel(kernel.name), device
 

@@ -63,10 +63,7 @@ class Parameter:
                 raise TypeError(
                     f"{self.name} is a {self.type}*: it takes {dtype}, not {value.dtype}"
                 )
-            if value.layout != torch.strided:
-                raise TypeError(f"{self.name} must be an ordinary tensor, not {value.layout}")
-            if value.is_neg() or value.is_conj():
-                raise ValueError(f"{self.name} is a view that stands for other numbers: resolve it")
+            check_memory(self.name, value)
             return value
         if isinstance(value, torch.Tensor):
             raise TypeError(f"{self.name} is a number ({self.type}), not a tensor")
@@ -81,6 +78,15 @@ class Parameter:
         if bound.value != value if whole else math.isinf(bound.value) and not math.isinf(value):
             raise OverflowError(f"{self.name} = {value:,} does not fit the kernel's {self.type}")
         return bound
+
+
+def check_memory(name: str, tensor: torch.Tensor) -> None:
+    """TypeError for a tensor whose numbers are not those that its memory holds."""
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be an ordinary tensor, not {tensor.layout}")
+    if tensor.is_neg() or tensor.is_conj():
+        resolve = "resolve_neg" if tensor.is_neg() else "resolve_conj"
+        raise TypeError(f"{name} is a view whose memory holds other values: call {resolve}() first")
 
 
 def sizes(what: str, given) -> tuple[int, int, int]:

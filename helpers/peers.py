@@ -1,7 +1,7 @@
 """Our kernels against their peers: `python -m helpers.peers [OPERATION ...]`, on a GPU.
 
 Everything of one operation is timed in one interleaved run: L2 cold, outputs allocated before,
-the median of all rounds. Ceilings, a copy or cuBLAS, are timed in the same rounds. The table goes
+the median of all rounds. So is its ceiling, for GeLU a copy of the same bytes. The table goes
 to data/measurements/peers_<device>.csv; ratios are of speeds, 1 means equal.
 """
 

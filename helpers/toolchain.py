@@ -46,7 +46,12 @@ def missing() -> str:
 def _triton_can_build() -> bool:
     # Triton compiles a small C launcher for each kernel, against Python.h.
     compiler = any(shutil.which(name) for name in (os.environ.get("CC", ""), "gcc", "clang", "cc"))
-    return compiler and (Path(sysconfig.get_paths()["include"]) / "Python.h").exists()
+    return compiler and python_headers()
+
+
+def python_headers() -> bool:
+    """True when C code can be compiled against this Python."""
+    return (Path(sysconfig.get_paths()["include"]) / "Python.h").exists()
 
 
 def inline_missing() -> str:

@@ -4,6 +4,7 @@ import inspect
 import math
 import shutil
 import subprocess
+import sysconfig
 from types import SimpleNamespace
 
 import pytest
@@ -103,7 +104,7 @@ def toolchain(monkeypatch):
         monkeypatch.setattr(shutil, "which", lambda name: name if name in programs else None)
         monkeypatch.setattr(compute_roofs.platform, "system", lambda: system)
         if include:
-            monkeypatch.setattr(compute_roofs.sysconfig, "get_paths", lambda: {"include": include})
+            monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": include})
         compute_roofs.compiler_missing.cache_clear()
         return compute_roofs.compiler_missing()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from helpers.cuda_source import sizes
+from helpers.cuda_source import check_memory, sizes
 from helpers.emulator import arena, build, counts, faults, library
 from helpers.emulator.counts import Access, Counts, Row
 from helpers.emulator.errors import CompileError, KernelFault, Unsupported
@@ -125,13 +125,9 @@ def _check_arguments(kernel: str, parameters: list, arguments: dict) -> None:
         raise TypeError(f"{kernel} takes {len(parameters)} arguments, not {len(arguments)}")
     for parameter, (name, value) in zip(parameters, arguments.items(), strict=True):
         if isinstance(value, torch.Tensor):
-            if value.device.type != "cpu" or value.layout != torch.strided:
-                raise TypeError(f"{name} must be an ordinary tensor on the CPU")
-            if value.is_neg() or value.is_conj():
-                raise TypeError(
-                    f"{name} is a view whose memory holds other values: call "
-                    f"{'resolve_neg' if value.is_neg() else 'resolve_conj'}() first"
-                )
+            if value.device.type != "cpu":
+                raise TypeError(f"{name} must be a tensor on the CPU, not on {value.device}")
+            check_memory(name, value)
             if not parameter.is_pointer:
                 raise TypeError(f"{name} is a tensor, but {kernel} takes a number there")
         elif not isinstance(value, ctypes._SimpleCData):

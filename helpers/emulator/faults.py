@@ -89,14 +89,20 @@ def _misaligned(launch, buffers, *_) -> str:
     )
 
 
-def _barrier(launch, *_) -> str:
+def _missing(launch) -> str:
+    """One of the threads that others wait for, and where it is instead."""
     found = launch.fault
     other = _position(found.other_thread, launch.block)
     does = f"waits at line {found.other_line}" if found.other_line else "has ended"
+    return f"thread {other} {does}"
+
+
+def _barrier(launch, *_) -> str:
+    found = launch.fault
     threads = math.prod(launch.block)
     return (
         f"waits at __syncthreads with {found.count - 1} others of the block's {threads} threads, "
-        f"but {found.other_count} never come: thread {other} {does}"
+        f"but {found.other_count} never come: {_missing(launch)}"
     )
 
 
@@ -109,11 +115,9 @@ def _warp(launch, *_) -> str:
         )
     if not found.other_count:
         return f"calls a warp operation with the mask {found.mask:#x}, which leaves out its lane"
-    other = _position(found.other_thread, launch.block)
-    does = f"waits at line {found.other_line}" if found.other_line else "has ended"
     return (
         f"waits in a warp operation for the lanes of mask {found.mask:#x}, but "
-        f"{found.other_count} of them never come: thread {other} {does}"
+        f"{found.other_count} of them never come: {_missing(launch)}"
     )
 
 

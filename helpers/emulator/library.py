@@ -19,7 +19,7 @@ Fault = _struct(
     **dict.fromkeys(("kind", "line", "other_line"), I32),
     block=U32 * 3,
     **dict.fromkeys(("thread", "other_thread", "count", "other_count", "mask", "access"), U32),
-    **dict.fromkeys(("address", "bytes", "pc", "other_pc"), U64),
+    **dict.fromkeys(("address", "bytes", "pc"), U64),
     index=I64,
     type=ctypes.c_char * 64,
 )

@@ -29,7 +29,7 @@ enum FaultKind : int32_t {
 struct Fault {
     int32_t kind, line, other_line;  // lines of the kernel's text, 0 when unknown
     uint32_t block[3], thread, other_thread, count, other_count, mask, access;
-    uint64_t address, bytes, pc, other_pc;
+    uint64_t address, bytes, pc;
     int64_t index;
     char type[64];  // of the array that was indexed, or the text of what failed
 };

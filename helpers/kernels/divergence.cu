@@ -1,4 +1,5 @@
-// What branches cost: a warp has one instruction stream for its 32 threads.
+// What branches cost: a warp issues one instruction at a time, for those of its 32 threads that are
+// at that place of the program.
 
 // Each thread takes one of `ways` branches, all equally long; neighbours change branch every `span`
 // threads: 1 mixes all branches in each warp, 32 gives every warp one of its own.

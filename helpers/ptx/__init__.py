@@ -41,7 +41,6 @@ __all__ = [
     "cuda_include_paths",
     "cuda_ptx",
     "entry",
-    "first_errors",
     "fp64_instructions",
     "opcodes",
     "sass",
@@ -119,7 +118,7 @@ def _cuda_ptx(text: str, arch: str, name: str, defines: tuple) -> str:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-            raise CompileError(first_errors(log) or f"NVRTC: {status.name}")
+            raise CompileError(_first_errors(log) or f"NVRTC: {status.name}")
         return read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
@@ -137,7 +136,7 @@ def _nvrtc():
     return nvrtc
 
 
-def first_errors(log: str) -> str:
+def _first_errors(log: str) -> str:
     """NVRTC's first errors: each its message, the line of code and the mark under it."""
     errors, keep = [], False
     for line in log.splitlines():
