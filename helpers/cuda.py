@@ -37,12 +37,13 @@ class Kernel:
     def __post_init__(self):
         _ = self.parameters  # ValueError, early
 
-    def __call__(self, grid, block, *arguments, shared_bytes: int = 0) -> None:
+    def __call__(self, grid, block, *arguments, shared_bytes: int = 0) -> emulator.Counts | None:
         """Launch on the device of the tensors among the arguments, on its current stream.
 
         grid, block: blocks and threads, an int or up to three. shared_bytes: dynamic shared memory
-        of a block. CPU tensors go through the emulator. ValueError for sizes that no GPU takes or
-        tensors on several devices, TypeError for arguments that do not fit the parameters.
+        of a block. CPU tensors go through the emulator, and what it counted is returned.
+        ValueError for sizes that no GPU takes or tensors on several devices, TypeError for
+        arguments that do not fit the parameters.
         """
         grid, block = cuda_source.sizes("grid", grid), cuda_source.sizes("block", block)
         bound = self._bind(arguments)
@@ -52,13 +53,13 @@ class Kernel:
             raise ValueError(f"{self.name} needs tensors of one device, and has {found}")
         (device,) = devices
         if device.type == "cpu":
-            self.emulate(grid, block, *arguments, shared_bytes=shared_bytes)
-        elif device.type == "cuda" and torch.version.cuda:
-            _launch(self, device, grid, block, list(bound.values()), shared_bytes)
-        else:
+            return self.emulate(grid, block, *arguments, shared_bytes=shared_bytes)
+        if device.type != "cuda" or not torch.version.cuda:
             raise ValueError(f"{self.name} runs on an NVIDIA GPU or a CPU, not on {device}")
+        _launch(self, device, grid, block, list(bound.values()), shared_bytes)
+        return None
 
-    def emulate(self, grid, block, *arguments, shared_bytes: int = 0, **options):
+    def emulate(self, grid, block, *arguments, shared_bytes: int = 0, **options) -> emulator.Counts:
         """Run on CPU tensors in the emulator; `options` and the counts: `helpers.emulator.run`."""
         return emulator.run(
             self.text,

@@ -1,8 +1,8 @@
 """Our kernels against their peers: `python -m helpers.peers [OPERATION ...]`, on a GPU.
 
 Everything of one operation is timed in one interleaved run: L2 cold, outputs allocated before,
-the median of all rounds. So is its ceiling, for GeLU a copy of the same bytes. The table goes
-to data/measurements/peers_<device>.csv; ratios are of speeds, 1 means equal.
+the median of all rounds. So is its ceiling: for GeLU a copy of the same bytes, for fp32 matmul
+cuBLAS. The table goes to data/measurements/peers_<device>.csv; ratios are of speeds, 1 means equal.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from helpers import compute_roofs, results
 from helpers import device as machine
 from helpers.bench import measure
 from helpers.check import assert_close
-from helpers.kernels import gelu
+from helpers.kernels import gelu, matmul
 from helpers.memory import free_bytes, largest_power_of_2
 
 COLUMNS = (
@@ -84,7 +84,38 @@ def gelu_cases() -> Iterator[Case]:
         )
 
 
-OPERATIONS: dict[str, Callable[[], Iterator[Case]]] = {"cuda_gelu": gelu_cases}
+def matmul_cases() -> Iterator[Case]:
+    """`cuda_matmul_tiled` in fp32 beside cuBLAS, which torch.mm calls, both without TF32."""
+    side = min(4096, largest_power_of_2((free_bytes() / 32) ** 0.5))  # three matrices, and some
+    a, b, c = (torch.randn(side, side, device=machine.device()) for _ in range(3))
+    rows = slice(None, None, max(1, side // 64))  # some of every tile: all of it in fp64 is slow
+    expected = a[rows].double() @ b.double()
+
+    def cublas():
+        with compute_roofs.tf32_allowed(False):
+            torch.mm(a, b, out=c)
+
+    def check(run):
+        c.fill_(torch.nan)  # what an earlier function wrote must not count
+        run()
+        assert_close(c[rows], expected)
+        assert c.isfinite().all(), "not all of the output was written"
+
+    yield Case(
+        "cuda_matmul_tiled",
+        "float32",
+        f"{side}x{side}x{side}",
+        ours=lambda: matmul.launch_registers(a, b, c),
+        peers={"pytorch": cublas, "torch.compile": "it calls the same kernel of cuBLAS"},
+        ceiling=("cuBLAS fp32", cublas),
+        check=check,
+    )
+
+
+OPERATIONS: dict[str, Callable[[], Iterator[Case]]] = {
+    "cuda_gelu": gelu_cases,
+    "cuda_matmul_tiled": matmul_cases,
+}
 
 
 def compare(case: Case, rounds: int = ROUNDS, budget_ms: float = 30) -> tuple[list[dict], str]:

@@ -175,9 +175,23 @@ def divergence() -> Iterator[Case]:
     yield Case(file, "handshake", (100_000,), handshake)
 
 
+def elsewhere() -> Iterator[Case]:
+    """The cases that stand in files of their own, which import this one."""
+    from matmul_cases import matmul
+    from memory_cases import memory
+    from schedule_cases import schedule
+    from transpose_cases import transposes
+
+    yield from matmul()
+    yield from memory()
+    yield from schedule()
+    yield from transposes()
+
+
 CASES = (
     *gelu_steps(),
     *gelu_kernel(),
     Case("threads.cu", "who_am_i", ((1, 1), (6, 8), (13, 31), (31, 13)), who_am_i),
     *divergence(),
+    *elsewhere(),
 )

@@ -191,6 +191,7 @@ def test_what_would_end_the_process():
     "before, body, words",
     [
         ("", 'asm("nop;");', "inline assembly (line 3)"),
+        ("", '\n#ifdef __CUDACC_RTC__\n#else\nasm("nop;");\n#endif\n', "inline assembly (line 6)"),
         ("#include <mma.h>", "", "<mma.h>"),
         ("#include <cooperative_groups.h>", "", "cooperative groups"),
         ("", "wmma::fill_fragment(x, 0);", "tensor-core"),

@@ -11,7 +11,7 @@ import torch
 from helpers import peers
 from helpers.check import assert_close
 from helpers.device import has_cuda
-from helpers.kernels import gelu
+from helpers.kernels import gelu, matmul
 
 EXPECTED = torch.arange(8.0, dtype=torch.float64)
 
@@ -289,3 +289,53 @@ def test_every_operation_is_measured_for_real(monkeypatch, tiny):
     for found in rows:
         assert min(found["ours_ms"], found["peer_ms"], found["ceiling_ms"]) > 0
         assert math.isfinite(found["ratio_to_best_peer"])
+
+
+@pytest.fixture
+def small_matmul(monkeypatch) -> peers.Case:
+    monkeypatch.setattr(peers, "largest_power_of_2", lambda most: 128)
+    (one,) = peers.matmul_cases()
+    return one
+
+
+def test_the_matmul_case_is_right_and_its_check_sees_what_is_not(small_matmul, times, monkeypatch):
+    one = small_matmul
+    assert (one.operation, one.dtype, one.shape) == ("cuda_matmul_tiled", "float32", "128x128x128")
+    for run in (one.ours, one.peers["pytorch"], one.ceiling[1]):
+        one.check(run)
+    with pytest.raises(AssertionError):
+        one.check(lambda: None)  # what others wrote before does not count
+    rows, left_out = peers.compare(one)
+    assert [row["peer"] for row in rows] == ["pytorch"]
+    assert left_out.endswith("torch.compile left out: it calls the same kernel of cuBLAS")
+
+    launch = matmul.launch_registers
+    wrong = {
+        "relative error": lambda a, b, c: launch(a.bfloat16().float(), b, c),
+        "not all of the output": lambda a, b, c: launch(a[:-1], b, c[:-1]),
+    }
+    for message, broken in wrong.items():
+        monkeypatch.setattr(matmul, "launch_registers", broken)
+        with pytest.raises(AssertionError, match=message):
+            one.check(one.ours)
+
+
+def test_cublas_is_called_without_tf32_and_the_setting_comes_back(small_matmul, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        torch, "mm", lambda *_, **__: seen.append(torch.get_float32_matmul_precision())
+    )
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        small_matmul.peers["pytorch"]()
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen == ["highest"]
+
+
+def test_a_small_card_gets_a_smaller_matmul(monkeypatch):
+    monkeypatch.setattr(peers, "free_bytes", lambda: 32 * 100**2)
+    (one,) = peers.matmul_cases()
+    assert one.shape == "64x64x64"

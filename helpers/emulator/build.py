@@ -1,16 +1,13 @@
 """A kernel's text to a shared library: checked, compiled by g++ and kept by what it depends on."""
 
 import functools
-import hashlib
-import os
 import platform
 import re
 import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from helpers import cache
+from helpers import cache, toolchain
 from helpers.cuda_source import code_alone
 from helpers.emulator.errors import CompileError, Unsupported
 
@@ -48,6 +45,9 @@ _UNSUPPORTED = {
     r"\bmem(?:cpy|set|move)\s*\(": "memcpy and memset, whose accesses it would not see",
 }
 
+# What NVRTC alone compiles: __CUDACC_RTC__ is not defined here.
+_FOR_GPUS = re.compile(r"(?ms)^[ \t]*#ifdef __CUDACC_RTC__\n.*?(?=^[ \t]*#[ \t]*(?:el|endif))")
+
 
 def build(text: str, kernel: str, name: str, defines: dict[str, str]) -> Path:
     """The shared library that holds `kernel` and the runtime.
@@ -64,23 +64,24 @@ def build(text: str, kernel: str, name: str, defines: dict[str, str]) -> Path:
         f'#line 1 "{_quoted(name)}"\n{_own_names(_dynamic_shared(text))}\n'
         f'#line 1 "launch of {_quoted(kernel)}"\nEMULATOR_LAUNCH({kernel})\n'
     )
-    key = _hash(compiler, _machine(), _own_files(), source)
+    key = cache.key(compiler, toolchain.machine(), _own_files(), source)
 
     def compile_kernel(path: Path) -> None:
         unit, compiled = path.with_suffix(".cpp"), path.with_suffix(".o")
         unit.write_text(source, encoding="utf-8")
         with ThreadPoolExecutor() as pool:
             runtime = [pool.submit(_runtime_object, compiler, part) for part in RUNTIME]
-            done = _run(["g++", *FLAGS, *KERNEL_FLAGS, "-I", HERE, "-c", unit, "-o", compiled])
+            command = ["g++", *FLAGS, *KERNEL_FLAGS, "-I", HERE, "-c", unit, "-o", compiled]
+            done = toolchain.run(command)
             objects = [part.result() for part in runtime]
         if done.returncode:
             raise CompileError(_errors(done.stderr, name, kernel))
         # In a template g++ forgets a variable's section: it is in .bss, like nothing else.
         flags = "cuda_shared,alloc,load,data,contents"
-        _run(["objcopy", "--rename-section", f".bss={flags}", compiled])
+        toolchain.run(["objcopy", "--rename-section", f".bss={flags}", compiled])
         # Linked without -fsanitize: the runtime's own functions take the sanitizer's calls.
         link = ["g++", "-shared", "-Wl,-Bsymbolic,-z,defs", compiled, *objects, "-o", path]
-        done = _run(link)
+        done = toolchain.run(link)
         if done.returncode:
             raise CompileError(_errors(done.stderr, name, kernel))
 
@@ -89,11 +90,11 @@ def build(text: str, kernel: str, name: str, defines: dict[str, str]) -> Path:
 
 def _runtime_object(compiler: str, source: str) -> Path:
     def compile_file(path: Path) -> None:
-        done = _run(["g++", *FLAGS, "-O2", "-c", HERE / source, "-o", path])
+        done = toolchain.run(["g++", *FLAGS, "-O2", "-c", HERE / source, "-o", path])
         if done.returncode:
             raise Unsupported(f"g++ cannot compile the emulator: {done.stderr.strip()[:300]}")
 
-    key = _hash(compiler, _machine(), _own_files())
+    key = cache.key(compiler, toolchain.machine(), _own_files())
     name = f"{key}-{Path(source).stem}.o"
     path = cache.file("emulator", name, compile_file)
     if path.read_bytes()[:4] != b"\x7fELF":  # what a full disk or a lost machine leaves
@@ -111,40 +112,16 @@ def _compiler() -> str:
         raise Unsupported("the emulator compiles kernels with g++, and there is none here")
     if shutil.which("objcopy") is None:
         raise Unsupported("the emulator needs objcopy (of binutils), and there is none here")
-    version = _version(path)
+    version = toolchain.compiler_version(path)
     if "clang" in version:
         raise Unsupported(f"the emulator needs GCC's g++, and {path} is clang")
     return version
 
 
 @functools.cache
-def _version(path: str) -> str:
-    return _run([path, "--version"]).stdout.splitlines()[0]
-
-
-@functools.cache
-def _machine() -> str:
-    """What -march=native depends on."""
-    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    lines = [x for x in cpu.splitlines() if re.match(r"(model|flags|Features|CPU part)", x)]
-    return platform.machine() + "".join(sorted(set(lines)))
-
-
-@functools.cache
 def _own_files() -> str:
     files = sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp"), HERE / "build.py"])
-    return _hash(*(file.read_text(encoding="utf-8") for file in files))
-
-
-def _hash(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-
-
-def _run(command: list) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "LC_ALL": "C"}  # English messages, whatever the user's language
-    return subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, env=environment, errors="replace"
-    )
+    return cache.key(*(file.read_text(encoding="utf-8") for file in files))
 
 
 def _quoted(name: str) -> str:
@@ -152,7 +129,7 @@ def _quoted(name: str) -> str:
 
 
 def _check(text: str) -> None:
-    code = code_alone(text)
+    code = _FOR_GPUS.sub(lambda found: "\n" * found[0].count("\n"), code_alone(text))
     for pattern, what in _UNSUPPORTED.items():
         found = re.search(pattern, code)
         if found:
