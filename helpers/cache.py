@@ -1,6 +1,7 @@
 """Where compiled things are kept between runs: one folder of the project, never shared by users."""
 
 import getpass
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -35,10 +36,15 @@ def _user() -> str:
         return str(os.getuid())
 
 
+def key(*parts: str) -> str:
+    """A name for a file that depends on all of the texts: 20 hexadecimal digits."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
 def file(kind: str, name: str, make: Callable[[Path], None]) -> Path:
     """The file `name` of that kind; `make(path)` writes it when it is missing.
 
-    `name` says all that the contents depend on (a hash). Two processes may make it at once: each
+    `name` says all that the contents depend on (a `key`). Two processes may make it at once: each
     writes a file of its own and moves it into place whole.
     """
     path = folder(kind) / name

@@ -10,21 +10,21 @@ from helpers.device import has_cuda
 OUT_OF_MEMORY = "out of memory"
 
 
-def free_bytes() -> int:
-    """Bytes that tensors can still take on the notebooks' device.
+def free_bytes(where: torch.device | None = None) -> int:
+    """Bytes that tensors can still take on a device, by default the notebooks' own.
 
     On a GPU: what the driver has left and what PyTorch's allocator holds unused, within the
     process's share (`torch.cuda.set_per_process_memory_fraction`). On a CPU: what the system can
     give without swapping.
     """
-    if not has_cuda():
+    if not has_cuda() or (where and where.type == "cpu"):
         import psutil
 
         return psutil.virtual_memory().available
-    free, total = torch.cuda.mem_get_info()
-    allocated = torch.cuda.memory_allocated()
-    unused = torch.cuda.memory_reserved() - allocated
-    share = int(torch.cuda.get_per_process_memory_fraction() * total) - allocated
+    free, total = torch.cuda.mem_get_info(where)
+    allocated = torch.cuda.memory_allocated(where)
+    unused = torch.cuda.memory_reserved(where) - allocated
+    share = int(torch.cuda.get_per_process_memory_fraction(where) * total) - allocated
     return max(0, min(free + unused, share))
 
 

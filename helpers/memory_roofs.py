@@ -179,12 +179,13 @@ def cache_bytes() -> dict[str, int]:
     return {name: int(size) for name, size in found.items() if size}
 
 
-def cpu_caches() -> dict[str, int]:
-    """Bytes of each level of data cache that PyTorch's threads have together, smallest first.
+def cpu_caches(threads: int | None = None) -> dict[str, int]:
+    """Bytes of each level of data cache that so many threads have together, smallest first.
 
-    Empty where Linux does not tell, as on other systems.
+    threads: one on each core; by default PyTorch's. Empty where Linux does not tell, as on other
+    systems.
     """
-    found = {}
+    threads, found = threads or torch.get_num_threads(), {}
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
             kind, level, size, shared = (
@@ -194,7 +195,7 @@ def cpu_caches() -> dict[str, int]:
             if kind != "Instruction":
                 sharing = bin(int(shared.replace(",", ""), 16)).count("1")
                 units = {"K": 2**10, "M": 2**20}[size[-1]]
-                copies = max(1, torch.get_num_threads() // sharing)
+                copies = max(1, threads // sharing)
                 found[f"L{level}"] = int(size[:-1]) * units * copies
         except (OSError, ValueError, LookupError):  # a virtual machine may hide any of it
             continue

@@ -1,8 +1,10 @@
 """The tools that kernels are built with: what this machine lacks, and what a failed build means."""
 
 import contextlib
+import functools
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -81,6 +83,28 @@ def _nvcc_version(nvcc: Path) -> str:
     done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"release (\d+\.\d+)", done.stdout)
     return found[1] if found else ""
+
+
+def run(command: list) -> subprocess.CompletedProcess:
+    """Run a tool and keep what it says, in English whatever the user's language."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env=environment, errors="replace"
+    )
+
+
+@functools.cache
+def compiler_version(path: str) -> str:
+    """The first line of what a compiler says about itself: its name, version and packager."""
+    return run([path, "--version"]).stdout.splitlines()[0]
+
+
+@functools.cache
+def machine() -> str:
+    """What -march=native depends on, on Linux: the architecture, the CPU's model and features."""
+    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    lines = [x for x in cpu.splitlines() if re.match(r"(model|flags|Features|CPU part)", x)]
+    return platform.machine() + "".join(sorted(set(lines)))
 
 
 # What the tools say, and what it means in a sentence; \1, \2 are taken from what they said.

@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -152,3 +153,9 @@ def test_two_processes_with_a_cold_cache_both_get_a_whole_file(parent):
     errors = [process.communicate(timeout=60)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], errors
     assert left(parent / "kind") == ["big"]
+
+
+def test_a_key_depends_on_every_part_and_on_where_it_ends():
+    keys = [cache.key(*parts) for parts in (("a", "bc"), ("ab", "c"), ("abc",), ("a", "bc", ""))]
+    assert len({*keys}) == 4 and all(re.fullmatch("[0-9a-f]{20}", key) for key in keys)
+    assert cache.key("a", "bc") == keys[0]

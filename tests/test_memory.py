@@ -178,3 +178,9 @@ def test_uncached_bytes_leave_a_small_card_room(monkeypatch, free, expected):
     monkeypatch.setattr(memory, "has_cuda", lambda: True)
     monkeypatch.setattr(memory, "free_bytes", lambda: free)
     assert memory.uncached_bytes() == expected
+
+
+def test_free_bytes_of_the_cpu_on_a_machine_with_a_gpu(monkeypatch):
+    monkeypatch.setattr(memory, "has_cuda", lambda: True)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 123}))
+    assert free_bytes(torch.device("cpu")) == 123

@@ -257,3 +257,10 @@ def test_the_link_to_the_host_has_two_directions():
 )
 def test_size_text(nbytes, text):
     assert size_text(nbytes) == text
+
+
+def test_cpu_caches_of_more_threads_are_as_large_or_larger():
+    one, many = memory_roofs.cpu_caches(threads=1), memory_roofs.cpu_caches(threads=1 << 12)
+    assert set(one) == set(many)
+    assert all(many[level] >= 4 * one[level] for level in one)  # no cache serves 1,024 threads
+    assert memory_roofs.cpu_caches() == memory_roofs.cpu_caches(torch.get_num_threads())

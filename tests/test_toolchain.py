@@ -1,6 +1,9 @@
 """What a machine lacks is said in one line, and what compilers say in one sentence."""
 
 import os
+import platform
+import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -333,3 +336,22 @@ def _first_line(first: subprocess.Popen, second: subprocess.Popen) -> bool:
     assert len(ready) == 1, "both hold the folder" if ready else "neither got the folder"
     assert ready[0].readline() == "held\n"
     return ready[0] is first.stdout
+
+
+def test_run_keeps_what_a_tool_says_in_english(monkeypatch):
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    script = "import os, sys; print(os.environ['LC_ALL']); sys.stderr.write('no'); sys.exit(3)"
+    done = toolchain.run([Path(sys.executable), "-c", script])
+    assert (done.stdout.strip(), done.stderr, done.returncode) == ("C", "no", 3)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+def test_a_compiler_tells_its_version():
+    said = toolchain.compiler_version(shutil.which("g++"))
+    assert re.search(r"\d+\.\d+", said) and "\n" not in said
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="read from Linux")
+def test_the_machine_names_its_features_once():
+    assert toolchain.machine().startswith(platform.machine())
+    assert "processor" not in toolchain.machine() and toolchain.machine() == toolchain.machine()

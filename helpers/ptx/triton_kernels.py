@@ -5,7 +5,6 @@ the kernel's source and from what that refers to. Results are kept on disk by co
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import subprocess
@@ -91,8 +90,8 @@ def triton_compile_many(requests: Sequence[Request]) -> list[Compiled]:
         )
     sources = [gather(r.kernel, r.signature, r.constexprs or {}) for r in requests]
     jobs = [_job(*pair) for pair in zip(requests, sources, strict=True)]
-    about = version + CHILD.read_text(encoding="utf-8")
-    keys = [_digest(about + json.dumps(job, sort_keys=True)) + ".json" for job in jobs]
+    about = version, CHILD.read_text(encoding="utf-8")
+    keys = [cache.key(*about, json.dumps(job, sort_keys=True)) + ".json" for job in jobs]
     folder = cache.folder("ptx")
     missing = {key: i for i, key in enumerate(keys) if not (folder / key).exists()}
     answers = _run([jobs[i] for i in missing.values()])
@@ -106,10 +105,6 @@ def triton_compile_many(requests: Sequence[Request]) -> list[Compiled]:
     if failures:
         raise CompileError("\n".join(failures))
     return [Compiled(**json.loads((folder / key).read_text(encoding="utf-8"))) for key in keys]
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _job(request: Request, source: Source) -> dict:
