@@ -66,6 +66,8 @@ def addresses(
     address below 0, sizes that a lane cannot load.
     """
     _check_element(element_bytes)
+    if not isinstance(offset_bytes, int):
+        raise ValueError(f"offset_bytes must be a whole number, not {offset_bytes!r}")
     if not 1 <= lanes <= WARP:
         raise ValueError(f"a warp has 1 to {WARP} lanes that take part, not {lanes}")
     if isinstance(pattern, str):

@@ -3,7 +3,9 @@
 from collections import defaultdict
 
 import matplotlib.pyplot as plt
-from matplotlib import colormaps, patches
+from matplotlib import colormaps
+from matplotlib.collections import PatchCollection
+from matplotlib.patches import Rectangle
 
 from helpers import access, plots
 
@@ -36,16 +38,20 @@ def draw(
     fetched = access.sections(addresses, UNITS[unit], element_bytes)
     pieces = _pieces(addresses, element_bytes)
 
+    boxes = []
     for row, line in enumerate(shown):
         for section in fetched:
             begin = section * UNITS[unit] - line * access.LINE_BYTES
             if 0 <= begin < access.LINE_BYTES:
-                _box(ax, begin, row, UNITS[unit], facecolor=FETCHED, linewidth=0)
+                boxes.append(_box(begin, row, UNITS[unit], facecolor=FETCHED, linewidth=0))
         for begin in range(0, access.LINE_BYTES, WORD_BYTES):
-            _box(ax, begin, row, WORD_BYTES, fill=False, edgecolor=BORDER, linewidth=0.5)
-            _word(ax, begin, row, pieces[line * access.LINE_BYTES + begin])
+            boxes.append(_box(begin, row, WORD_BYTES, fill=False, edgecolor=BORDER, linewidth=0.5))
+            boxes += _word(ax, begin, row, pieces[line * access.LINE_BYTES + begin])
         for begin in range(0, access.LINE_BYTES, access.SECTOR_BYTES):
-            _box(ax, begin, row, access.SECTOR_BYTES, fill=False, edgecolor=INK, linewidth=1.3)
+            border = dict(fill=False, edgecolor=INK, linewidth=1.3)
+            boxes.append(_box(begin, row, access.SECTOR_BYTES, **border))
+    # One collection: as hundreds of artists they would take seconds.
+    ax.add_collection(PatchCollection(boxes, match_original=True))
 
     more = len(lines) - len(shown)
     if more:
@@ -94,12 +100,14 @@ def _pieces(addresses: access.Addresses, element_bytes: int) -> dict[int, list[t
     return pieces
 
 
-def _word(ax, begin: int, row: int, pieces: list[tuple]) -> None:
+def _word(ax, begin: int, row: int, pieces: list[tuple]) -> list[Rectangle]:
     """Colour one word as the lanes do, the first lane on top, and say which they are."""
     if not pieces:
-        return
-    for lane, start, stop in reversed(pieces):
-        _box(ax, begin + start, row, stop - start, facecolor=LANES(lane / 31), linewidth=0)
+        return []
+    boxes = [
+        _box(begin + start, row, stop - start, facecolor=LANES(lane / 31), linewidth=0)
+        for lane, start, stop in reversed(pieces)
+    ]
     lanes = [lane for lane, *_ in pieces]
     runs = lanes == list(range(lanes[0], lanes[-1] + 1))
     label = f"{lanes[0]}–{lanes[-1]}" if runs and len(lanes) > 1 else f"×{len(lanes)}"
@@ -110,13 +118,15 @@ def _word(ax, begin: int, row: int, pieces: list[tuple]) -> None:
         lanes[0] if len(lanes) == 1 else label,
         ha="center",
         va="center",
+        in_layout=False,
         fontsize=8 if len(lanes) == 1 else 5.5 if len(label) > 4 else 6.5,
         color="white" if covered >= WORD_BYTES and lanes[0] < 20 else "black",
     )
+    return boxes
 
 
-def _box(ax, begin: int, row: int, width: int, **look) -> None:
-    ax.add_patch(patches.Rectangle((begin, row), width, 1, **look))
+def _box(begin: int, row: int, width: int, **look) -> Rectangle:
+    return Rectangle((begin, row), width, 1, **look)
 
 
 def _axes(ax, shown: tuple[int, ...], more: int) -> None:

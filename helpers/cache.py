@@ -21,10 +21,13 @@ def folder(kind: str) -> Path:
     for parent in filter(None, parents):
         path = Path(parent) / kind
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700 if parent == own else 0o777, parents=True, exist_ok=True)
+            path.mkdir(exist_ok=True)
+            # Among the temporary files anybody may have made it, and code is loaded from it.
+            foreign = hasattr(os, "getuid") and path.parent.stat().st_uid != os.getuid()
         except OSError:
             continue
-        if os.access(path, os.W_OK):
+        if os.access(path, os.W_OK) and not (foreign and parent == own):
             return path
     raise OSError(f"none of these folders can be written: {', '.join(map(str, parents))}")
 
@@ -34,6 +37,20 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # a container may run a user id without a name
         return str(os.getuid())
+
+
+def is_whole(library: Path) -> bool:
+    """False for a shared library (64-bit ELF) that was cut off: to load it would kill the process.
+
+    Its last part is the table of its sections, whose place its head tells.
+    """
+    with library.open("rb") as file:
+        head = file.read(64)
+    begin, size, number = (
+        int.from_bytes(head[first:last], "little") for first, last in ((40, 48), (58, 60), (60, 62))
+    )
+    whole = len(head) == 64 and head[:4] == b"\x7fELF"
+    return whole and begin + size * number <= library.stat().st_size
 
 
 def key(*parts: str) -> str:

@@ -82,6 +82,8 @@ def check_exercise(exercise: str, *answers: Callable) -> bool | None:
     module, function = EXERCISES[exercise].split(":")
     checker = getattr(importlib.import_module(module), function)
     try:
+        if not all(map(callable, answers)):
+            raise AssertionError("Pass the function itself, without calling it.")
         checker(*answers)
     except NotImplementedError:
         print(f"Exercise {exercise}: not attempted yet.")

@@ -54,8 +54,10 @@ class Kernel:
         (device,) = devices
         if device.type == "cpu":
             return self.emulate(grid, block, *arguments, shared_bytes=shared_bytes)
-        if device.type != "cuda" or not torch.version.cuda:
+        if device.type != "cuda":
             raise ValueError(f"{self.name} runs on an NVIDIA GPU or a CPU, not on {device}")
+        if not torch.version.cuda:
+            raise emulator.Unsupported("CUDA runs on NVIDIA's GPUs, and this PyTorch is for AMD's")
         _launch(self, device, grid, block, list(bound.values()), shared_bytes)
         return None
 

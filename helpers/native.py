@@ -50,6 +50,8 @@ def load() -> ctypes.CDLL:
 def _library(compiler: str) -> ctypes.CDLL:
     source = SOURCE.read_text(encoding="utf-8")
     about = toolchain.compiler_version(compiler), toolchain.machine(), " ".join(FLAGS)
+    if not about[0]:
+        raise ToolMissing(f"what a CPU's memory costs needs g++, and {compiler} does not run")
 
     def compile_source(path: Path) -> None:
         done = toolchain.run([compiler, *FLAGS, SOURCE, "-o", path])
@@ -69,6 +71,8 @@ def _loaded(key: str, compile_source: Callable[[Path], None]) -> ctypes.CDLL:
     for last in (False, True):
         path = cache.file("native", f"{key}.so", compile_source)
         try:
+            if not cache.is_whole(path):
+                raise OSError("it was cut off")
             return ctypes.CDLL(str(path))
         except OSError as error:  # half a file, or a file system that forbids execution
             path.unlink(missing_ok=True)

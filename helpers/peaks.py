@@ -55,4 +55,5 @@ def from_parts(gpu: specs.GPU):
         ),
     }
     frame = pd.DataFrame(rows, index=["parts", "rebuilt", "datasheet"]).T
+    frame.loc[frame["rebuilt"].isna(), "parts"] = "not known"
     return frame.astype({"rebuilt": float, "datasheet": float})

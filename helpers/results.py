@@ -31,6 +31,7 @@ CLOCKS = {
     "host": "wall clock of the CPU, waiting for the GPU at the end",
     "event": "the GPU's clock between two CUDA events around the call",
     "kernel": "the sum of the kernels' own durations, from the profiler",
+    "sm": "cycles that an SM counts, read inside the kernel",
     "cpu": "time the CPU spent in operators and launches, from the profiler",
     "counter": "a hardware counter, read by ncu",
     "model": "computed, not measured",

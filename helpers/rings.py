@@ -56,6 +56,9 @@ def ring(
     for name, value, known in (("order", order, ORDERS), ("step", step, STEPS)):
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+    least = INDEX_BYTES if step == "index" else ADDRESS_BYTES
+    if step_bytes < least or step_bytes % least:
+        raise ValueError(f"steps are multiples of {least} bytes, not {step_bytes}")
     lines = footprint_bytes // step_bytes
     if lines < 2:
         raise ValueError(

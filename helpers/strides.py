@@ -96,6 +96,8 @@ def misaligned(
         raise ValueError(f"offsets are counted in floats, from 0 on, not {offsets}")
     x, rows = _numbers(footprint_bytes, measured_on(where)), []
     n = x.numel() - max(offsets, default=0)  # all of them read as many floats
+    if n < 1:
+        raise ValueError(f"no offset may reach the end of {x.numel():,} floats: {offsets}")
     for number, offset in enumerate(offsets):
         each_s = (end - time.perf_counter()) / (len(offsets) - number)
         rows.append((FLOAT_BYTES * offset, _rate(x, 1, offset, threads, each_s, n, rounds)))

@@ -96,7 +96,7 @@ def run(command: list) -> subprocess.CompletedProcess:
 @functools.cache
 def compiler_version(path: str) -> str:
     """The first line of what a compiler says about itself: its name, version and packager."""
-    return run([path, "--version"]).stdout.splitlines()[0]
+    return next(iter(run([path, "--version"]).stdout.splitlines()), "")  # "": it does not run
 
 
 @functools.cache

@@ -164,5 +164,7 @@ def _ceil(a: int, b: int) -> int:
 
 def _positive(least: int = 1, **sizes: int) -> None:
     for name, size in sizes.items():
+        if size % 1:
+            raise ValueError(f"{name} must be a whole number, not {size}")
         if size < least:
             raise ValueError(f"{name} must be at least {least}, not {size}")

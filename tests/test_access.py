@@ -248,8 +248,11 @@ def labels(ax) -> list[str]:
 
 
 def shaded_bytes(ax) -> int:
-    boxes = [p for p in ax.patches if p.get_facecolor()[:3] == FETCHED]
-    return sum(int(box.get_width()) for box in boxes)
+    (boxes,) = ax.collections
+    looks = zip(boxes.get_paths(), boxes.get_facecolors(), strict=True)
+    return sum(
+        int(path.get_extents().width) for path, face in looks if tuple(face) == (*FETCHED, 1)
+    )
 
 
 def test_lanes_are_painted_where_they_load():

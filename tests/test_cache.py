@@ -159,3 +159,15 @@ def test_a_key_depends_on_every_part_and_on_where_it_ends():
     keys = [cache.key(*parts) for parts in (("a", "bc"), ("ab", "c"), ("abc",), ("a", "bc", ""))]
     assert len({*keys}) == 4 and all(re.fullmatch("[0-9a-f]{20}", key) for key in keys)
     assert cache.key("a", "bc") == keys[0]
+
+
+def test_a_library_that_was_cut_off_is_told(tmp_path):
+    whole = Path(sys.modules["_ctypes"].__file__).read_bytes()  # a shared library of Python's own
+    library = tmp_path / "library.so"
+    for size in (0, 10, 63, 64, len(whole) // 4, len(whole) // 2, len(whole) - 1):
+        library.write_bytes(whole[:size])
+        assert not cache.is_whole(library)
+    library.write_bytes(whole)
+    assert cache.is_whole(library)
+    library.write_bytes(b"half" + whole[4:])
+    assert not cache.is_whole(library)

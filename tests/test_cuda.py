@@ -134,7 +134,7 @@ def test_emulate_runs_on_the_cpu_and_returns_counts():
     counts = SCALE.emulate(3, 32, x, 70, 2.0, order="reverse")
     assert (counts.loads, counts.stores) == (70, 70)
     assert x.eq(2).all()
-    assert SCALE(3, 32, x, 70, 2.0) is None
+    assert SCALE(3, 32, x, 70, 2.0) == counts
 
 
 def test_messages_name_the_file_and_the_line():

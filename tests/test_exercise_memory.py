@@ -227,6 +227,35 @@ extern "C" __global__ void transpose(const float* x, float* y, int rows, int col
     }
 }
 """
+# Warps read patches of 4 x 8: four sectors where rows begin at one, and else up to eight. The tile
+# has no bank conflicts.
+PATCHES = """
+__device__ int place(int row, int column) { return 32 * row + (column ^ (row % 4 * 8 + row / 4)); }
+extern "C" __global__ void transpose(const float* x, float* y, int rows, int columns) {
+    __shared__ float tile[32 * 32];
+    int row = blockIdx.y * 32, column = blockIdx.x * 32, lane = threadIdx.x;
+    for (int patch = threadIdx.y; patch < 32; patch += 8) {
+        int i = patch / 4 * 4 + lane / 8, j = patch % 4 * 8 + lane % 8;
+        if (row + i < rows && column + j < columns)
+            tile[place(i, j)] = x[(row + i) * columns + column + j];
+    }
+    __syncthreads();
+    for (int k = threadIdx.y; k < 32; k += 8) {
+        if (column + k < columns && row + lane < rows)
+            y[(column + k) * rows + row + lane] = tile[place(lane, k)];
+    }
+}
+"""
+ONE_THREAD = """
+extern "C" __global__ void transpose(const float* x, float* y, int rows, int columns) {
+    __shared__ float t[1];
+    if (threadIdx.x || threadIdx.y) return;
+    t[0] = 0;
+    for (int r = blockIdx.y * 32; r < min(rows, blockIdx.y * 32 + 32); ++r)
+        for (int c = blockIdx.x * 32; c < min(columns, blockIdx.x * 32 + 32); ++c)
+            y[c * rows + r] = x[r * columns + c];
+}
+"""
 BARRIER = "    __syncthreads();\n"
 LOAD = "tile[k][threadIdx.x] = x[(row + k) * columns + column + threadIdx.x];"
 STORE = "y[(column + k) * rows + row + threadIdx.x] = tile[threadIdx.x][k];"
@@ -250,6 +279,8 @@ WRONG = {
         ),
         "a warp that reads x touches 32 sectors",
     ),
+    "in patches": (PATCHES, r"for 33 x 65 .* a warp that reads x touches [67]\S* sectors"),
+    "one thread": (ONE_THREAD, "32 lanes"),
     "no barrier": (edited((BARRIER, "")), "without a barrier between"),
     "a barrier of the warp": (edited(("__syncthreads", "__syncwarp")), "without a barrier"),
     "the barrier too late": (
@@ -268,7 +299,20 @@ WRONG = {
         "without a barrier between",
     ),
     "32 wide": (edited(("TILE + 1", "TILE")), "256 requests .* need 3968 passes more"),
-    "34 wide": (edited(("TILE + 1", "TILE + 2")), "passes more"),
+    "34 wide": (edited(("TILE + 1", "TILE + 2")), "256 requests .* need 128 passes more"),
+    "one element out of place": (
+        edited(
+            (
+                "tile[k][threadIdx.x]",
+                "tile[k + (k + threadIdx.x == 0)][k + threadIdx.x ? threadIdx.x : TILE]",
+            ),
+            (
+                "tile[threadIdx.x][k]",
+                "tile[threadIdx.x + (k + threadIdx.x == 0)][k + threadIdx.x ? k : TILE]",
+            ),
+        ),
+        "256 requests .* need 8 passes more",
+    ),
     "half swizzled": (
         edited(
             ("TILE + 1", "TILE"),

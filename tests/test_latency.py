@@ -1,5 +1,6 @@
 """Rings, levels, and the frames of latency and in_flight; their kernels through the emulator."""
 
+import itertools
 import re
 
 import pandas as pd
@@ -143,6 +144,38 @@ def test_staircase_on_a_cpu(compiled):
         latency.staircase(where="cpu", step="pointer")
 
 
+@pytest.fixture
+def additions(monkeypatch):
+    """A CPU with a cycle of 0.25 ns, unless it is interrupted."""
+    times_ns = itertools.cycle((0.5, 0.25, 1.0))
+    monkeypatch.setattr(native, "add_ns", lambda *_: next(times_ns))
+
+
+def test_a_staircase_is_the_time_of_one_step(monkeypatch, additions):
+    step_ns = {1 << 12: 1.5, 1 << 14: 6.0}
+
+    def chase(chain, at, steps):
+        return int(step_ns[chain.nbytes] * steps)
+
+    monkeypatch.setattr(native, "chase", chase)
+    assert latency.cycle_ns("cpu") == 0.25
+    found = latency.staircase(step_ns, budget_s=0, where="cpu")
+    assert found.values.tolist() == [[1 << 12, 6, 1.5], [1 << 14, 24, 6]]
+
+
+def test_one_and_all_multiply_adds_count_every_one(monkeypatch, additions):
+    monkeypatch.setattr(native, "fma_width", lambda: 24)
+    monkeypatch.setattr(native, "fma_chain", lambda value, a, b, steps: 2 * steps)
+    monkeypatch.setattr(native, "fma_all", lambda values, a, b, steps: 3 * steps)
+    threads = torch.get_num_threads()
+    found = latency.multiply_add().iloc[0].tolist()
+    assert found == ["CPU", 2.0, 8.0, threads, 8e9 * threads]
+
+
+def test_a_typical_time_is_one_that_nothing_interrupted():
+    assert rings.typical([60.0, 4.0, 3.0, 5.0, 900.0, 70.0]) == 4
+
+
 @pytest.mark.parametrize("step", rings.STEPS)
 def test_walks_of_a_gpu_in_the_emulator(step):
     try:
@@ -201,6 +234,38 @@ def test_in_flight_on_a_cpu(compiled):
     with pytest.raises(ValueError, match="1 to 16 chains"):
         in_flight.in_flight([17], 1 << 20, where="cpu")
     assert in_flight.bytes_needed(350, 4800) == 1_680_000
+
+
+def test_in_flight_counts_the_lines_of_all_chains(monkeypatch):
+    monkeypatch.setattr(native, "chase", lambda chain, at, steps: 16 * steps)
+    found = in_flight.in_flight([1, 3, 16], 1 << 20, budget_s=0, where="cpu")
+    assert found["gb_per_s"].tolist() == [4, 12, 64]  # 64 bytes a chain in 16 ns
+
+
+def test_in_flight_of_a_gpu_counts_lanes_loads_warps_and_sms(monkeypatch):
+    """A GPU of 2 SMs, on which a launch's rate is its number."""
+    launches = []
+
+    def read_launch(x, warps, lane_bytes, loads):
+        launches.append((warps, lane_bytes, loads))
+        return len(launches)
+
+    def measure(run, nbytes, **_):
+        assert nbytes == 1 << 16
+        return type("Measurement", (), {"gb_per_s": float(run)})
+
+    monkeypatch.setattr(in_flight, "measured_on", torch.device)
+    monkeypatch.setattr(torch, "rand", lambda n, device: torch.zeros(n))
+    monkeypatch.setattr(in_flight, "read_launch", read_launch)
+    monkeypatch.setattr(in_flight, "measure", measure)
+    found = in_flight.in_flight((1, 8), 1 << 16, ((4, 1), (16, 4)), where="cuda")
+    assert launches == [(1, 4, 1), (8, 4, 1), (1, 16, 4), (8, 16, 4)]
+    assert found[COLUMNS].values.tolist() == [
+        [1, 1, 1, 128, 256, 1],
+        [8, 1, 8, 128, 2048, 2],
+        [1, 4, 4, 512, 4096, 3],
+        [8, 4, 32, 512, 32768, 4],
+    ]
 
 
 @pytest.mark.parametrize("warps, lane_bytes, loads", [(1, 4, 1), (3, 8, 2), (34, 16, 4)])

@@ -1,6 +1,9 @@
 """Our CUDA matmuls against float64: values, layouts, gradients, and what the kernels load."""
 
+import ctypes
+import mmap
 import re
+import types
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from matmul_cases import SMALL
 from helpers import cuda, ptx, traffic
 from helpers.check import assert_close, relative_error
 from helpers.device import device, has_cuda
-from helpers.emulator import KernelFault
+from helpers.emulator import KernelFault, arena
 from helpers.kernels import matmul
 
 DEVICE = device()
@@ -90,8 +93,12 @@ def test_layouts_of_either_operand(way, dtype, layout):
     assert torch.equal(whole, before)
 
 
-def test_a_view_that_stands_for_its_negative():
-    x = torch.view_as_complex(randn(5, 6, 2)).conj().imag
+@pytest.mark.parametrize(
+    "x",
+    [torch._neg_view(randn(8, 8)), torch.view_as_complex(randn(5, 6, 2)).conj().imag],
+    ids=["dense", "strided"],
+)
+def test_a_view_that_stands_for_its_negative(x):
     assert x.is_neg()
     for way in WAYS:
         assert_close(way(x, x.t()), reference(x.resolve_neg(), x.t().resolve_neg()))
@@ -233,6 +240,40 @@ def test_more_rows_than_a_grid_has_in_y(monkeypatch):
     monkeypatch.setattr(matmul, "MOST_BLOCKS_Y", 2)
     a, b = randn(37, 5), randn(5, 3, seed=1)
     assert_close(matmul.cuda_matmul_naive(a, b), reference(a, b), 1e-6)
+
+
+@pytest.fixture
+def far_apart(monkeypatch):
+    """A function of (columns, place): 9 rows in one memory, the last over 2^31 elements away.
+
+    No more than the rows is touched. The emulator, which copies what a tensor spans, copies the
+    beginning of each row too.
+    """
+    step = 307_000_000  # seven of them are more than 2^31
+    try:
+        whole = torch.empty(8 * step + 64, dtype=torch.bfloat16, device=DEVICE)
+        mmap.mmap(-1, whole.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except (RuntimeError, OSError) as error:
+        pytest.skip(f"needs 5 GB of address space twice: {error}")
+
+    def memmove(to, source, nbytes):
+        for at in range(0, nbytes, 2 * step):
+            ctypes.memmove(to + at, source + at, min(256, nbytes - at))
+
+    copies = types.SimpleNamespace(**vars(ctypes) | {"memmove": memmove})
+    monkeypatch.setattr(arena, "ctypes", copies)
+    return lambda columns, place: whole.as_strided((9, columns), (step, 1), place)
+
+
+@pytest.mark.parametrize("name", ["rows", "columns", "shared", "registers"])
+@pytest.mark.parametrize("place", [0, 1], ids=["aligned", "misaligned"])
+def test_rows_that_are_far_apart(far_apart, name, place):
+    a, b, c = (far_apart(columns, at + place) for columns, at in ((9, 0), (8, 16), (8, 32)))
+    a.copy_(randn(9, 9)), b.copy_(randn(9, 8, seed=1)), c.fill_(torch.nan)
+    getattr(matmul, f"launch_{name}")(a, b, c)
+    assert_close(c, reference(a, b))
+    for way in WAYS if name == "rows" else ():
+        assert_close(way(a, b), reference(a, b))
 
 
 # Gradients

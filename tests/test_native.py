@@ -1,5 +1,6 @@
 """The CPU's own kernels against references, and their library made by two processes."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -78,6 +79,16 @@ def test_multiply_adds(steps):
 
 def test_an_addition_takes_time():
     assert 0 < native.add_ns(100) < 1000
+
+
+def test_an_addition_is_one_of_all_steps(monkeypatch):
+    class Library:
+        def cpu_add_chain(self, steps, address):
+            ctypes.c_int64.from_address(address).value = steps
+            return 3 * steps
+
+    monkeypatch.setattr(native, "load", Library)
+    assert [native.add_ns(steps) for steps in (1, 100, 1 << 20)] == [3, 3, 3]
 
 
 def test_clear_errors():

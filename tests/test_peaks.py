@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from helpers import peaks, specs
@@ -112,6 +113,27 @@ def test_the_hint_names_product_and_figures(capsys):
     check_exercise("01.1", scaled(memory=8))
     said = capsys.readouterr().out
     assert "A100 SXM4 80GB, memory: GB/s: 16,312" in said and "2,039" in said and "8 times" in said
+
+
+@pytest.mark.parametrize(
+    "wrong, hint",
+    [
+        (dict(fp32=0.5), "2 times too small. A multiply-add is two FLOPs."),
+        (dict(memory=8), "8 times too large. A byte is eight bits."),
+        (dict(fp32=1e-6), "1e+06 times too small. TFLOP/s are 10^12"),
+        (dict(fp16=1.5), "1.5 times too large.\n"),
+    ],
+)
+def test_hints_name_the_likely_cause(wrong, hint, capsys):
+    assert check_exercise("01.1", scaled(**wrong)) is False
+    assert hint in capsys.readouterr().out
+
+
+def test_answers_may_be_arrays_and_must_be_functions(capsys):
+    right = scaled()
+    assert check_exercise("01.1", lambda parts: np.array(right(parts))) is True
+    assert check_exercise("01.1", right(parts(specs.get("T4")))) is False
+    assert "Pass the function itself" in capsys.readouterr().out
 
 
 def test_the_stub_is_not_attempted(capsys):

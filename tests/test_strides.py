@@ -83,6 +83,31 @@ def test_strides_and_misaligned_reads(compiled, where):
     assert (found["useful_gb_per_s"] > 0).all() and (other["gb_per_s"] > 0).all()
 
 
+@pytest.fixture
+def reads(monkeypatch):
+    """What is read on a CPU where each read takes 1,000 ns: its floats, threads and stride."""
+    found = []
+
+    def read(x, threads, stride=1):
+        found.append((x.numel(), threads, stride))
+        return 1000, 0.0
+
+    monkeypatch.setattr(native, "read", read)
+    return found
+
+
+def test_a_rate_is_of_the_floats_that_are_asked_for(reads):
+    found = strides.strides([1, 3, 16], 1 << 14, threads=2, budget_s=0, where="cpu")
+    assert found.values.tolist() == [[4, 16.384], [12, 4 * 1366 / 1000], [64, 1.024]]
+    assert list(dict.fromkeys(reads)) == [(4096, 2, 1), (4096, 2, 3), (4081, 2, 16)]
+
+
+def test_misaligned_reads_are_of_as_many_floats_as_the_last_one_has(reads):
+    found = strides.misaligned([0, 3, 16], 1 << 14, budget_s=0, where="cpu")
+    assert found.values.tolist() == [[0, 16.32], [12, 16.32], [64, 16.32]]
+    assert set(reads) == {(4080, 1, 1)}
+
+
 def test_a_rate_counts_all_rounds(monkeypatch):
     """A GPU's launch reads the footprint as often as the rate says, at every stride."""
     calls = []

@@ -1,6 +1,7 @@
 """What the transposes of transpose.cu cost, and that their cases notice what is wrong."""
 
 import dataclasses
+import re
 import shutil
 
 import pytest
@@ -47,6 +48,31 @@ def test_misaligned_rows_touch_at_most_five_sectors(name):
     counts, right = emulated(TRANSPOSES[name], (33, 65))
     assert right and counts.bank_conflicts == 0
     assert counts.sectors_per_load_request <= 5 and counts.sectors_per_store_request <= 5
+
+
+def products(text: str) -> list[str]:
+    """What is multiplied by a matrix's rows or columns, with the type that it is cast to."""
+    factor = r"(?:\([^()]*\)|[\w.]+)"
+    cast, size = r"(?:\([\w ]+\)\s*)?", r"(?:rows|columns)\b"
+    return re.findall(rf"({cast}{factor}\s*\*\s*{size}|\b{size}\s*\*\s*{factor})", text)
+
+
+@pytest.mark.parametrize("name", ["transpose_naive", "transpose_tiled-1", "transpose_swizzled"])
+def test_places_are_counted_in_64_bits(name):
+    """To see it in a result takes matrices of 8 GB: in 32 bits, places up to 2^32 may be right."""
+    function = TRANSPOSES[name].load().function
+    assert function.count(" * rows") == function.count(" * columns") == 1
+    found = products(function)
+    assert len(found) == 2 and all(part.startswith("(long long)") for part in found), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(column + k) * rows", "(long long)((column + k) * rows)", "rows * (column + k)", "r * rows"],
+)
+def test_products_of_32_bits_are_found(text):
+    (found,) = products(f"y[{text} + row] = 0;")
+    assert not found.startswith("(long long)")
 
 
 MUTANTS = {

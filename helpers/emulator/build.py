@@ -113,6 +113,8 @@ def _compiler() -> str:
     if shutil.which("objcopy") is None:
         raise Unsupported("the emulator needs objcopy (of binutils), and there is none here")
     version = toolchain.compiler_version(path)
+    if not version:
+        raise Unsupported(f"the emulator compiles kernels with g++, and {path} does not run")
     if "clang" in version:
         raise Unsupported(f"the emulator needs GCC's g++, and {path} is clang")
     return version

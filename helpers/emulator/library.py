@@ -7,6 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+from helpers import cache
+
 I32, U32, I64, U64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
 
 
@@ -58,7 +60,9 @@ _ALONE = threading.Lock()  # the runtime's state is its library's
 
 @functools.cache
 def load(path: Path) -> ctypes.CDLL:
-    """The shared library, with its `parameters` read."""
+    """The shared library, with its `parameters` read; OSError for one that cannot be loaded."""
+    if not cache.is_whole(path):
+        raise OSError(f"{path.name} is not a whole library")
     library = ctypes.CDLL(str(path))
     found = _Parameters.in_dll(library, "emulator_parameters")
     library.emulator_static_shared_bytes.restype = U64

@@ -20,6 +20,7 @@ SHAPES = ((64, 64), (33, 65), (1, 1), (31, 100), (70, 1))
 COUNTED = SHAPES[:2]
 ORDERS = ("forward", "reverse", 1, 2)
 MAX_SECTORS = 5  # per request: 32 adjacent floats that begin anywhere
+REQUESTS_PER_BLOCK = 32  # a row of the tile each
 TIMEOUT_S = 10
 
 
@@ -109,6 +110,13 @@ def _assert_transposed(y: torch.Tensor, x: torch.Tensor, where: str, order: str 
 
 def _assert_frugal(counts: emulator.Counts, rows: int, columns: int) -> None:
     where, least_bytes = f"for {rows} x {columns} the values are right, but", 4 * rows * columns
+    requests = REQUESTS_PER_BLOCK * -(-rows // 32) * -(-columns // 32)
+    if max(counts.load_requests, counts.store_requests) > requests:
+        raise AssertionError(
+            f"{where} its warps ask {counts.load_requests:,} times for x and "
+            f"{counts.store_requests:,} times for y: {requests:,} are enough, if all 32 lanes of "
+            "a warp load and store together"
+        )
     if counts.atomics:
         raise AssertionError(f"{where} it takes atomics: a plain load or store is enough")
     for doing, array, bytes_moved, sectors in (

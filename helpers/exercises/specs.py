@@ -51,6 +51,7 @@ def rebuilt_peaks(answer: Callable) -> None:
     """
     for gpu in map(specs.get, PRODUCTS):
         given = answer(parts(gpu))
+        given = given.tolist() if hasattr(given, "tolist") else given  # an array or a tensor
         if not isinstance(given, tuple | list) or len(given) != 3:
             raise AssertionError("Return three numbers: fp32 TFLOP/s, fp16 TFLOP/s, GB/s.")
         fp16 = gpu.fp16_fp16_accumulate_tflops or gpu.fp16_tflops
@@ -60,8 +61,23 @@ def rebuilt_peaks(answer: Callable) -> None:
             if not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise AssertionError(f"{name} must be a number, not {value!r}.")
             if abs(value / printed - 1) > ROUNDING:
-                times = max(value / printed, printed / value) if value > 0 else math.inf
                 raise AssertionError(
-                    f"{gpu.name}, {name}: {value:,.5g}, and its datasheet has {printed:,.5g}: "
-                    f"{times:.3g} times {'less' if value > printed else 'as much'}."
+                    f"{gpu.name}, {name}: {value:,.5g}, and its datasheet has {printed:,.5g}"
+                    f"{_why(value / printed, gpu)}"
                 )
+
+
+def _why(ratio: float, gpu: specs.GPU) -> str:
+    """How far off a positive value is, and the likely cause if there is one."""
+    if ratio <= 0:
+        return "."
+    times = max(ratio, 1 / ratio)
+    text = f": {times:.3g} times too {'large' if ratio > 1 else 'small'}."
+    clocks = gpu.boost_mhz / (gpu.tensor_boost_mhz or gpu.boost_mhz)
+    causes = {
+        2: "A multiply-add is two FLOPs.",
+        8: "A byte is eight bits.",
+        clocks: "Which clock do the tensor cores run at?",
+    } | dict.fromkeys((1e3, 1e6, 1e9, 1e12), "TFLOP/s are 10^12, GB/s 10^9, MHz 10^6.")
+    near = [cause for factor, cause in causes.items() if abs(times / factor - 1) < ROUNDING]
+    return " ".join([text, *near[:1]])

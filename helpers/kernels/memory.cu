@@ -79,12 +79,12 @@ extern "C" __global__ void chase_shared(
 // multiply-add takes; a full GPU shows how many it finishes meanwhile. a serves twice because
 // registers lie in two banks (since Volta): of three different ones two would be of one bank, and
 // to read both takes a cycle more. cycles: those of thread 0.
-extern "C" __global__ void chain_fma(float* y, float a, long long steps, long long* cycles) {
+extern "C" __global__ void chain_fma(float* y, float a, int steps, long long* cycles) {
     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     float v = y[i];
     long long start = clock64();
-#pragma unroll 32
-    for (long long step = 0; step < steps; ++step) v = fmaf(a, v, a);
+#pragma unroll 128
+    for (int step = 0; step < steps; ++step) v = fmaf(a, v, a);
     long long stop = clock64();
     y[i] = v;
     if (i == 0) *cycles = stop - start;
