@@ -110,13 +110,6 @@ def _assert_transposed(y: torch.Tensor, x: torch.Tensor, where: str, order: str 
 
 def _assert_frugal(counts: emulator.Counts, rows: int, columns: int) -> None:
     where, least_bytes = f"for {rows} x {columns} the values are right, but", 4 * rows * columns
-    requests = REQUESTS_PER_BLOCK * -(-rows // 32) * -(-columns // 32)
-    if max(counts.load_requests, counts.store_requests) > requests:
-        raise AssertionError(
-            f"{where} its warps ask {counts.load_requests:,} times for x and "
-            f"{counts.store_requests:,} times for y: {requests:,} are enough, if all 32 lanes of "
-            "a warp load and store together"
-        )
     if counts.atomics:
         raise AssertionError(f"{where} it takes atomics: a plain load or store is enough")
     for doing, array, bytes_moved, sectors in (
@@ -133,6 +126,13 @@ def _assert_frugal(counts: emulator.Counts, rows: int, columns: int) -> None:
                 f"{where} a warp that {doing} {array} touches {sectors:.3g} sectors a request: do "
                 f"neighbouring threads take neighbouring elements of {array}?"
             )
+    requests = REQUESTS_PER_BLOCK * -(-rows // 32) * -(-columns // 32)
+    if max(counts.load_requests, counts.store_requests) > requests:
+        raise AssertionError(
+            f"{where} its warps ask {counts.load_requests:,} times for x and "
+            f"{counts.store_requests:,} times for y: {requests:,} are enough, if all 32 lanes of "
+            "a warp load and store together"
+        )
     if not counts.shared_stores:
         raise AssertionError(f"{where} it has no tile in shared memory, which this exercise is for")
     if counts.bank_conflicts:
