@@ -71,8 +71,8 @@ def build(text: str, kernel: str, name: str, defines: dict[str, str]) -> Path:
         unit.write_text(source, encoding="utf-8")
         with ThreadPoolExecutor() as pool:
             runtime = [pool.submit(_runtime_object, compiler, part) for part in RUNTIME]
-            command = ["g++", *FLAGS, *KERNEL_FLAGS, "-I", HERE, "-c", unit, "-o", compiled]
-            done = toolchain.run(command)
+            options = [*FLAGS, *KERNEL_FLAGS, "-I", _header(compiler), "-I", HERE]
+            done = toolchain.run(["g++", *options, "-c", unit, "-o", compiled])
             objects = [part.result() for part in runtime]
         if done.returncode:
             raise CompileError(_errors(done.stderr, name, kernel))
@@ -86,6 +86,22 @@ def build(text: str, kernel: str, name: str, defines: dict[str, str]) -> Path:
             raise CompileError(_errors(done.stderr, name, kernel))
 
     return cache.file("emulator", f"{key}.so", compile_kernel)
+
+
+def _header(compiler: str) -> Path:
+    """The folder of cuda.h, compiled: to read it takes most of a small kernel's time.
+
+    If g++ cannot use it, it goes on to the header itself.
+    """
+
+    def compile_header(path: Path) -> None:
+        options = [*FLAGS, *KERNEL_FLAGS, "-x", "c++-header", HERE / "cuda.h", "-o", path]
+        done = toolchain.run(["g++", *options])
+        if done.returncode:
+            raise Unsupported(f"g++ cannot compile the emulator: {done.stderr.strip()[:300]}")
+
+    key = cache.key(compiler, toolchain.machine(), _own_files())
+    return cache.file(f"emulator/{key}", "cuda.h.gch", compile_header).parent
 
 
 def _runtime_object(compiler: str, source: str) -> Path:
