@@ -68,6 +68,27 @@ def in_flight(
     return frame.drop(columns="cores")
 
 
+def cpu_stream(threads: int = 1, array_bytes: int = 1 << 26, samples: int = 4):
+    """A CPU's memory bandwidth, as McCalpin's STREAM takes it: a frame, operation and gb_per_s.
+
+    Operations: "read" (a sum), "copy" (y = x) and "triad" (y = x + 3 z), each byte that is read or
+    written counted once. array_bytes: of each array, by default 64 MB.
+    """
+    import pandas as pd
+
+    x, y, z = (torch.ones(array_bytes // 4) for _ in range(3))
+    runs = {
+        "read": (1, lambda: native.read(x, threads)[0]),
+        "copy": (2, lambda: native.copy(x, y, threads)),
+        "triad": (3, lambda: native.triad(x, z, y, 3.0, threads)),
+    }
+    rows = [
+        (name, arrays * x.nbytes / typical([run() for _ in range(samples)]))
+        for name, (arrays, run) in runs.items()
+    ]
+    return pd.DataFrame(rows, columns=["operation", "gb_per_s"])
+
+
 def read_launch(x: torch.Tensor, warps_per_sm: int, lane_bytes: int, loads: int = 1):
     """A function that reads the fp32 `x` with that many warps on each SM: read_in_flight.
 

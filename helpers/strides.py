@@ -30,17 +30,6 @@ SECTOR_FLOATS = 8
 GRANULARITIES = (32, 64, 128)
 
 
-def useful_fraction(stride_bytes: int, piece_bytes: int) -> float:
-    """What part of the bytes moved is used, one float every `stride_bytes`, in a model of memory.
-
-    piece_bytes: what memory moves at once, 32 for sectors, 128 for lines. Every piece that is
-    touched is moved once.
-    """
-    if stride_bytes < FLOAT_BYTES or piece_bytes < FLOAT_BYTES:
-        raise ValueError("strides and pieces hold a float: they are 4 bytes at least")
-    return FLOAT_BYTES / min(stride_bytes, piece_bytes)
-
-
 def strides(
     strides: Iterable[int] = STRIDES,
     footprint_bytes: int | None = None,

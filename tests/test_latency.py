@@ -336,3 +336,21 @@ def test_mutants_of_the_kernels_are_caught(name, before, after):
             if not relative_error(launch.arguments[position], expected) <= case.tolerance:
                 return
     pytest.fail("the mutant's results are right for all sizes")
+
+
+def test_a_stream_counts_every_array_once(monkeypatch):
+    monkeypatch.setattr(native, "read", lambda x, threads: (1000 * threads, 0.0))
+    monkeypatch.setattr(native, "copy", lambda x, y, threads: 2000)
+    monkeypatch.setattr(native, "triad", lambda x, z, y, scale, threads: 1000)
+    found = in_flight.cpu_stream(2, array_bytes=1 << 20)
+    assert found.values.tolist() == [
+        ["read", (1 << 20) / 2000],
+        ["copy", 2 * (1 << 20) / 2000],
+        ["triad", 3 * (1 << 20) / 1000],
+    ]
+
+
+def test_a_stream_on_this_cpu(compiled):
+    found = in_flight.cpu_stream(array_bytes=1 << 16)
+    assert found["operation"].tolist() == ["read", "copy", "triad"]
+    assert (found["gb_per_s"] > 0).all()

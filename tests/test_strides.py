@@ -37,7 +37,7 @@ def test_sectors_of_a_strided_read_are_those_of_the_model(stride, rounds):
     assert counts.bytes_read == 4 * n * rounds
     assert counts.load_requests == n * rounds // 32 and counts.stores == blocks * strides.BLOCK
     for pieces, size in ((counts.load_sectors, 32), (counts.load_lines, 128)):
-        assert 4 * n * rounds / (size * pieces) == strides.useful_fraction(4 * stride, size)
+        assert 4 * n * rounds / (size * pieces) == 4 / min(4 * stride, size)
 
 
 def test_strided_launch_of_rounds():
@@ -63,13 +63,6 @@ def test_launches_that_cannot_be():
         strides.strides([1], rounds=0)
     with pytest.raises(ValueError, match="from 0 on"):
         strides.misaligned([-1])
-
-
-def test_useful_fraction():
-    assert [strides.useful_fraction(s, 32) for s in (4, 8, 32, 128)] == [1, 0.5, 1 / 8, 1 / 8]
-    assert strides.useful_fraction(128, 128) == 1 / 32
-    with pytest.raises(ValueError, match="hold a float"):
-        strides.useful_fraction(2, 32)
 
 
 @pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=on_gpu)])
