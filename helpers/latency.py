@@ -1,15 +1,16 @@
-"""How long one access takes that nothing hides, level by level; and one multiply-add.
+"""How long one access takes that nothing hides, level by level.
 
 A pointer chase: every address is the value that the load before brought, so that the time of a step
 is the latency of whichever level holds the chain. On a GPU one thread of kernels/memory.cu walks
 and reads the SM's clock; on a CPU one thread of cpu_memory.cpp. A GPU's figures for a chain of
-indices include the instructions that make an address of an index (6 to 8 cycles); those for a chain
-of addresses are of the load alone.
+indices include the instruction that makes an address of an index (5 to 8 cycles on an H200); those
+for a chain of addresses are of the load alone.
 """
 
+import functools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 
@@ -46,7 +47,9 @@ def cycle_ns(where: str | torch.device | None = None) -> float:
     """
     if measured_on(where).type == "cpu":
         return min(native.add_ns() for _ in range(5))
-    run, cycles = _fma_launch(blocks=1, threads=1, steps=1 << 20)
+    y, cycles = torch.zeros(1, device=device()), torch.zeros(1, dtype=int, device=device())
+    kernel = cuda.load("memory.cu", "chain_fma")
+    run = functools.partial(kernel, 1, 1, y, 0.5, 1 << 20, cycles)
     return measure(run, clock="event", cache="warm").median_ms * 1e6 / cycles.item()
 
 
@@ -203,47 +206,3 @@ def _own_caches(where: torch.device) -> dict[str, int]:
     gpu = specs.this_gpu()
     sizes = {"L1": (gpu.l1_kb_per_sm or 0) * 2**10, "L2": (gpu.l2_mb or 0) * 2**20}
     return {name: int(size) for name, size in sizes.items()} if all(sizes.values()) else {}
-
-
-def multiply_add():
-    """A latency machine and a throughput machine: one fp32 multiply-add, and all at once.
-
-    A frame with a row for the CPU and, where there is one, for the GPU. Columns: device ("CPU",
-    "GPU"); fma_ns and fma_cycles, of one that waits for the one before; threads and fma_per_s, with
-    all that the device has: every thread it holds, and a CPU's vectors of independent chains.
-    """
-    import pandas as pd
-
-    columns = ["device", "fma_ns", "fma_cycles", "threads", "fma_per_s"]
-    return pd.DataFrame([_cpu_fma(), *([_gpu_fma()] if has_cuda() else [])], columns=columns)
-
-
-def _cpu_fma() -> tuple:
-    steps, threads = 1 << 20, torch.get_num_threads()
-    ns = min(native.fma_chain(torch.zeros(1), 0.5, 1.0, steps) for _ in range(5)) / steps
-    values = torch.zeros(threads, native.fma_width())
-    all_ns = min(native.fma_all(values, 0.5, 1.0, steps) for _ in range(5))
-    cycle = min(native.add_ns() for _ in range(5))
-    return "CPU", ns, ns / cycle, threads, values.numel() * steps / all_ns * 1e9
-
-
-def _gpu_fma() -> tuple:
-    steps, threads_a_block = 1 << 18, 512
-    one, cycles = _fma_launch(blocks=1, threads=1, steps=steps)
-    one_ms = measure(one, clock="event", cache="warm").median_ms
-    properties = torch.cuda.get_device_properties(device())
-    blocks = properties.max_threads_per_multi_processor // threads_a_block
-    blocks *= properties.multi_processor_count
-    every, _ = _fma_launch(blocks, threads_a_block, steps // 4)
-    every_ms = measure(every, clock="event", cache="warm").median_ms
-    threads = blocks * threads_a_block
-    per_s = threads * (steps // 4) / every_ms * 1e3
-    return "GPU", one_ms * 1e6 / steps, cycles.item() / steps, threads, per_s
-
-
-def _fma_launch(blocks: int, threads: int, steps: int) -> tuple[Callable, torch.Tensor]:
-    """A launch of chain_fma to time, and where it leaves its cycles."""
-    y = torch.zeros(blocks * threads, device=device())
-    cycles = torch.zeros(1, dtype=torch.int64, device=device())
-    kernel = cuda.load("memory.cu", "chain_fma")
-    return lambda: kernel(blocks, threads, y, 0.5, steps, cycles), cycles

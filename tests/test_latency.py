@@ -19,14 +19,6 @@ on_cpu = pytest.mark.skipif(has_cuda(), reason="there is a GPU")
 on_gpu = pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
 
 
-@pytest.fixture
-def compiled():
-    try:
-        native.load()
-    except ToolMissing as reason:
-        pytest.skip(str(reason))
-
-
 @pytest.mark.parametrize("order", rings.ORDERS)
 @pytest.mark.parametrize("lines, step_bytes", [(2, 4), (7, 64), (100, 128)])
 def test_a_ring_meets_every_line_once(order, lines, step_bytes):
@@ -163,15 +155,6 @@ def test_a_staircase_is_the_time_of_one_step(monkeypatch, additions):
     assert found.values.tolist() == [[1 << 12, 6, 1.5], [1 << 14, 24, 6]]
 
 
-def test_one_and_all_multiply_adds_count_every_one(monkeypatch, additions):
-    monkeypatch.setattr(native, "fma_width", lambda: 24)
-    monkeypatch.setattr(native, "fma_chain", lambda value, a, b, steps: 2 * steps)
-    monkeypatch.setattr(native, "fma_all", lambda values, a, b, steps: 3 * steps)
-    threads = torch.get_num_threads()
-    found = latency.multiply_add().iloc[0].tolist()
-    assert found == ["CPU", 2.0, 8.0, threads, 8e9 * threads]
-
-
 def test_a_typical_time_is_one_that_nothing_interrupted():
     assert rings.typical([60.0, 4.0, 3.0, 5.0, 900.0, 70.0]) == 4
 
@@ -214,13 +197,6 @@ def test_what_only_a_gpu_has():
     for call in (latency.shared_latency_cycles, strides.vector_widths):
         with pytest.raises(Unsupported, match="measured on a GPU, and there is none here"):
             call()
-
-
-def test_one_and_all_multiply_adds(compiled):
-    found = latency.multiply_add()
-    assert list(found.columns) == ["device", "fma_ns", "fma_cycles", "threads", "fma_per_s"]
-    assert found["device"].tolist() == ["CPU"] + ["GPU"] * has_cuda()
-    assert (found.drop(columns="device") > 0).all(axis=None)
 
 
 COLUMNS = ["warps", "loads", "in_flight", "bytes_each", "bytes_in_flight", "gb_per_s"]

@@ -8,17 +8,8 @@ import torch
 from helpers import cuda, native, strides
 from helpers.device import has_cuda
 from helpers.emulator import Unsupported
-from helpers.ptx import ToolMissing
 
 on_gpu = pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
-
-
-@pytest.fixture
-def compiled():
-    try:
-        native.load()
-    except ToolMissing as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])

@@ -76,9 +76,8 @@ extern "C" __global__ void chase_shared(
 }
 
 // v = a v + a, `steps` times, from v = y[i] on in thread i. One thread alone shows how long a
-// multiply-add takes; a full GPU shows how many it finishes meanwhile. a serves twice because
-// registers lie in two banks (since Volta): of three different ones two would be of one bank, and
-// to read both takes a cycle more. cycles: those of thread 0.
+// multiply-add takes; a full GPU shows how many it finishes meanwhile. a serves twice: an H200
+// read three different registers at half of the rate (they lie in two banks). cycles: thread 0's.
 extern "C" __global__ void chain_fma(float* y, float a, int steps, long long* cycles) {
     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
     float v = y[i];
