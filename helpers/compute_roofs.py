@@ -69,6 +69,8 @@ def compiled(function: Callable) -> Callable:
         import torch._inductor.config as inductor
 
         inductor.cpp.vec_isa_ok = True  # or it first compiles a test program, for five seconds
+    # After eight shapes it would run all others eagerly, and say so only in a log.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(function, dynamic=False, options=options)
 
 

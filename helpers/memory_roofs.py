@@ -15,27 +15,7 @@ from helpers.bench import measure
 from helpers.device import device, has_cuda, triton_version
 from helpers.memory import free_bytes, uncached_bytes
 from helpers.roofline import Roof
-
-if triton_version():
-    import triton
-    import triton.language as tl
-
-    @triton.jit
-    def read_repeatedly_kernel(
-        x_ptr, out_ptr, chunk, steps, BLOCK: tl.constexpr, CACHE: tl.constexpr
-    ):
-        """Every program walks over its own `chunk` elements in blocks, round and round."""
-        program = tl.program_id(0)
-        start = x_ptr + program.to(tl.int64) * chunk
-        lanes = tl.arange(0, BLOCK)
-        total = tl.zeros([BLOCK], tl.float32)
-        offset = 0
-        for _ in range(steps):
-            total += tl.load(start + offset + lanes, cache_modifier=CACHE)
-            offset += BLOCK
-            offset = tl.where(offset >= chunk, 0, offset)
-        tl.store(out_ptr + program, tl.sum(total))
-
+from helpers.triton_mode import tl, triton
 
 PATHS = {"all caches": ".ca", "past the L1": ".cg"}  # and Triton's cache modifier for each
 LEVELS = ("L1", "L2", "L3", "L4")
@@ -43,6 +23,21 @@ BLOCK = 2048  # elements: four programs have 32 KB in flight, enough to hide a m
 PROGRAMS_PER_SM = 4
 SAME_LEVEL = 1.25  # rates closer than this factor come from one level
 READ_BYTES = {"cpu": 2**27, "cuda": 2**33}  # a call: long beside the cost of making it
+
+
+@triton.jit
+def read_repeatedly_kernel(x_ptr, out_ptr, chunk, steps, BLOCK: tl.constexpr, CACHE: tl.constexpr):
+    """Every program walks over its own `chunk` elements in blocks, round and round."""
+    program = tl.program_id(0)
+    start = x_ptr + program.to(tl.int64) * chunk
+    lanes = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    offset = 0
+    for _ in range(steps):
+        total += tl.load(start + offset + lanes, cache_modifier=CACHE)
+        offset += BLOCK
+        offset = tl.where(offset >= chunk, 0, offset)
+    tl.store(out_ptr + program, tl.sum(total))
 
 
 def read_repeatedly(footprint_bytes: int, path: str) -> tuple[Callable, int, float]:

@@ -6,116 +6,24 @@ cuBLAS. The table goes to data/measurements/peers_<device>.csv; ratios are of sp
 """
 
 import argparse
-import dataclasses
 import datetime
-import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from helpers import compute_roofs, results
 from helpers import device as machine
+from helpers import results
 from helpers.bench import measure
-from helpers.check import assert_close
-from helpers.kernels import gelu, matmul
-from helpers.memory import free_bytes, largest_power_of_2
+from helpers.peer_cases import OPERATIONS, Case
 
 COLUMNS = (
     "operation dtype shape ours_ms peer peer_ms ceiling_ms ratio_to_best_peer fraction_of_ceiling "
     "versions date"
 ).split()
 ROUNDS = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One operation at one size: what is timed, each a function without arguments.
-
-    peers: name -> function, or the reason why it is left out. ceiling: name and function of what
-    nothing can beat. check: raises AssertionError unless a function's result is right.
-    """
-
-    operation: str
-    dtype: str
-    shape: str
-    ours: Callable
-    peers: dict[str, Callable | str]
-    ceiling: tuple[str, Callable]
-    check: Callable[[Callable], None]
-
-
-@functools.cache
-def _compiled_gelu() -> Callable:
-    # Made when it is first called: torch.compile refuses Pythons that are newer than it knows.
-    return torch.compile(lambda x, y: y.copy_(gelu.manual_gelu(x)))
-
-
-def gelu_cases() -> Iterator[Case]:
-    """`cuda_gelu` beside PyTorch's kernel and torch.compile's, and a copy of the same bytes."""
-    n = min(2**28, largest_power_of_2(free_bytes() / 32))  # x and y, of this dtype and the last
-    for dtype in gelu.DTYPES:
-        x = torch.randn(n, device=machine.device()).to(dtype)
-        y = torch.empty_like(x)
-        few = slice(0, min(n, 2**20))
-        expected = gelu.pytorch_gelu(x[few].double())
-
-        def check(run, y=y, few=few, expected=expected):
-            y.fill_(torch.nan)  # what an earlier function wrote must not count
-            run()
-            assert_close(y[few], expected)
-            assert y.isfinite().all(), "not all of the output was written"
-
-        yield Case(
-            "cuda_gelu",
-            str(dtype).removeprefix("torch."),
-            str(n),
-            ours=lambda x=x, y=y: gelu.launch_cuda_gelu(x, y),
-            peers={
-                "pytorch": lambda x=x, y=y: torch.ops.aten.gelu.out(x, approximate="tanh", out=y),
-                "torch.compile": compute_roofs.compiler_missing()
-                or (lambda x=x, y=y: _compiled_gelu()(x, y)),
-            },
-            ceiling=("copy", lambda x=x, y=y: y.copy_(x)),
-            check=check,
-        )
-
-
-def matmul_cases() -> Iterator[Case]:
-    """`cuda_matmul_tiled` in fp32 beside cuBLAS, which torch.mm calls, both without TF32."""
-    side = min(4096, largest_power_of_2((free_bytes() / 32) ** 0.5))  # three matrices, and some
-    a, b, c = (torch.randn(side, side, device=machine.device()) for _ in range(3))
-    rows = slice(None, None, max(1, side // 64))  # some of every tile: all of it in fp64 is slow
-    expected = a[rows].double() @ b.double()
-
-    def cublas():
-        with compute_roofs.tf32_allowed(False):
-            torch.mm(a, b, out=c)
-
-    def check(run):
-        c.fill_(torch.nan)  # what an earlier function wrote must not count
-        run()
-        assert_close(c[rows], expected)
-        assert c.isfinite().all(), "not all of the output was written"
-
-    yield Case(
-        "cuda_matmul_tiled",
-        "float32",
-        f"{side}x{side}x{side}",
-        ours=lambda: matmul.launch_registers(a, b, c),
-        peers={"pytorch": cublas, "torch.compile": "it calls the same kernel of cuBLAS"},
-        ceiling=("cuBLAS fp32", cublas),
-        check=check,
-    )
-
-
-OPERATIONS: dict[str, Callable[[], Iterator[Case]]] = {
-    "cuda_gelu": gelu_cases,
-    "cuda_matmul_tiled": matmul_cases,
-}
 
 
 def compare(case: Case, rounds: int = ROUNDS, budget_ms: float = 30) -> tuple[list[dict], str]:
@@ -133,7 +41,7 @@ def compare(case: Case, rounds: int = ROUNDS, budget_ms: float = 30) -> tuple[li
             runs[name] = peer
         except Exception as error:  # a peer's trouble is not ours
             why = (str(error).strip() or type(error).__name__).splitlines()[0][:150]
-            left_out.append(f"{case.operation} {case.dtype}: {name} left out: {why}")
+            left_out.append(f"{case.operation} {case.dtype} {case.shape}: {name} left out: {why}")
     ceiling_name, ceiling = case.ceiling
     timed = {("ours", ""): case.ours, ("ceiling", ceiling_name): ceiling}
     timed |= {("peer", name): run for name, run in runs.items()}
@@ -199,7 +107,9 @@ def main(arguments: list[str] | None = None) -> int:
                 found, left_out = compare(case)
             except Exception as error:  # the other rows are not lost
                 failed = 1
-                print(f"{operation} {case.dtype}: ours failed: {error}", file=sys.stderr)
+                print(
+                    f"{operation} {case.dtype} {case.shape}: ours failed: {error}", file=sys.stderr
+                )
                 continue
             rows += found
             if left_out:

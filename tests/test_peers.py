@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers import peers
+from helpers import compute_roofs, peer_cases, peers
 from helpers.check import assert_close
 from helpers.device import has_cuda
 from helpers.kernels import gelu, matmul
@@ -113,10 +113,10 @@ def test_peers_that_fail_or_are_wrong_are_left_out_and_named(times):
     )
     assert [row["peer"] for row in rows] == ["good"]
     lines = left_out.splitlines()
-    assert lines[0] == "op float32: raises left out: out of memory"
-    assert lines[1] == "op float32: silent left out: RuntimeError"
-    assert lines[2].startswith("op float32: wrong left out: relative error")
-    assert lines[3] == "op float32: absent left out: flash-attn is not installed"
+    assert lines[0] == "op float32 8: raises left out: out of memory"
+    assert lines[1] == "op float32 8: silent left out: RuntimeError"
+    assert lines[2].startswith("op float32 8: wrong left out: relative error")
+    assert lines[3] == "op float32 8: absent left out: flash-attn is not installed"
     assert len(lines) == 4
     assert len(set(times["order"])) == 3  # ours, the ceiling, the good one
 
@@ -197,7 +197,7 @@ def test_all_operations_are_written(gpu, capsys):
 def test_a_wrong_kernel_fails_and_the_others_are_written(gpu, capsys):
     assert peers.main(["--output", str(gpu)]) == 1
     assert list(pd.read_csv(gpu)["operation"]) == ["good"]
-    assert "bad float32: ours failed: relative error" in capsys.readouterr().err
+    assert "bad float32 8: ours failed: relative error" in capsys.readouterr().err
 
 
 def test_where_nothing_is_right_nothing_is_written(gpu):
@@ -230,20 +230,28 @@ def test_the_table_is_named_after_the_device():
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setattr(peers, "largest_power_of_2", lambda most: 4096)
-    monkeypatch.setattr(peers, "_compiled_gelu", functools.cache(peers._compiled_gelu.__wrapped__))
+    monkeypatch.setattr(peer_cases, "largest_power_of_2", lambda most: 4096)
+    monkeypatch.setattr(peer_cases, "_compiled", functools.cache(peer_cases._compiled.__wrapped__))
     if not has_cuda():  # torch.compile takes seconds on a CPU, and is not what is tested
-        monkeypatch.setattr(torch, "compile", lambda function: function)
-        monkeypatch.setattr(peers.compute_roofs, "compiler_missing", lambda: "")
+        monkeypatch.setattr(compute_roofs, "compiled", lambda function: function)
+        monkeypatch.setattr(compute_roofs, "compiler_missing", lambda: "")
 
 
-def test_gelu_cases_are_right_and_their_check_sees_what_is_not(tiny, times):
-    cases = list(peers.gelu_cases())
-    assert [c.dtype for c in cases] == ["float32", "float16", "bfloat16"]
-    for one in cases:
-        assert (one.operation, one.shape) == ("cuda_gelu", "4096")
+GELUS = {
+    "cuda_gelu": {"pytorch", "torch.compile"},
+    "triton_gelu": {"pytorch", "torch.compile", "cuda_gelu"},
+    "triton_gelu_backward": {"pytorch", "torch.compile"},
+}
+
+
+@pytest.mark.parametrize("operation", GELUS)
+def test_gelu_cases_are_right_and_their_check_sees_what_is_not(tiny, times, operation):
+    cases = list(peer_cases.OPERATIONS[operation]())
+    assert [c.dtype for c in cases[:3]] == ["float32", "float16", "bfloat16"]
+    for one in cases[:3]:
+        assert (one.operation, one.shape) == (operation, "4096")
         one.check(one.ours)
-        assert set(one.peers) == {"pytorch", "torch.compile"}
+        assert set(one.peers) == GELUS[operation]
         for run in one.peers.values():
             one.check(run)
         with pytest.raises(AssertionError):
@@ -253,19 +261,26 @@ def test_gelu_cases_are_right_and_their_check_sees_what_is_not(tiny, times):
         assert peers.compare(one)[1] == ""
 
 
+def test_sizes_of_the_gelu_cases(monkeypatch):
+    monkeypatch.setattr(peer_cases, "_gelu_sizes", lambda dtype, n, tensors: [torch.ones(1)] * 2)
+    monkeypatch.setattr(peer_cases, "_gelu_case", lambda *_: None)
+    assert len(list(peer_cases.cuda_gelu_cases())) == 3
+    assert len(list(peer_cases.triton_gelu_cases())) == 15
+
+
 def test_the_check_of_gelu_sees_an_end_that_was_not_written(tiny, monkeypatch):
     """Values are compared in the first 2^20 elements alone; all the others must be there."""
-    monkeypatch.setattr(peers, "largest_power_of_2", lambda most: 2**21)
-    (one, *_) = peers.gelu_cases()
+    monkeypatch.setattr(peer_cases, "largest_power_of_2", lambda most: 2**21)
     launch = gelu.launch_cuda_gelu
     monkeypatch.setattr(gelu, "launch_cuda_gelu", lambda x, y: launch(x[:-8], y[:-8]))
+    (one, *_) = peer_cases.cuda_gelu_cases()
     with pytest.raises(AssertionError, match="not all of the output was written"):
         one.check(one.ours)
 
 
 def test_where_nothing_compiles_that_peer_has_a_reason(tiny, monkeypatch):
-    monkeypatch.setattr(peers.compute_roofs, "compiler_missing", lambda: "no C++ compiler")
-    for one in peers.gelu_cases():
+    monkeypatch.setattr(compute_roofs, "compiler_missing", lambda: "no C++ compiler")
+    for one in peer_cases.cuda_gelu_cases():
         assert one.peers["torch.compile"] == "no C++ compiler"
 
 
@@ -275,8 +290,8 @@ def test_a_python_that_torch_compile_refuses_costs_that_peer_alone(tiny, times, 
     def refuse(function):
         raise RuntimeError("torch.compile is not supported on Python 3.99+")
 
-    monkeypatch.setattr(torch, "compile", refuse)
-    (one, *_) = peers.gelu_cases()
+    monkeypatch.setattr(compute_roofs, "compiled", refuse)
+    (one, *_) = peer_cases.cuda_gelu_cases()
     rows, left_out = peers.compare(one)
     assert [row["peer"] for row in rows] == ["pytorch"]
     assert "torch.compile left out: torch.compile is not supported on Python 3.99+" in left_out
@@ -284,7 +299,7 @@ def test_a_python_that_torch_compile_refuses_costs_that_peer_alone(tiny, times, 
 
 def test_every_operation_is_measured_for_real(monkeypatch, tiny):
     """One round with the real clock: times are positive and ratios finite."""
-    (one, *_) = peers.gelu_cases()
+    (one, *_) = peer_cases.cuda_gelu_cases()
     rows, _ = peers.compare(one, rounds=1, budget_ms=1)
     for found in rows:
         assert min(found["ours_ms"], found["peer_ms"], found["ceiling_ms"]) > 0
@@ -293,8 +308,8 @@ def test_every_operation_is_measured_for_real(monkeypatch, tiny):
 
 @pytest.fixture
 def small_matmul(monkeypatch) -> peers.Case:
-    monkeypatch.setattr(peers, "largest_power_of_2", lambda most: 128)
-    (one,) = peers.matmul_cases()
+    monkeypatch.setattr(peer_cases, "largest_power_of_2", lambda most: 128)
+    (one,) = peer_cases.matmul_cases()
     return one
 
 
@@ -336,6 +351,6 @@ def test_cublas_is_called_without_tf32_and_the_setting_comes_back(small_matmul, 
 
 
 def test_a_small_card_gets_a_smaller_matmul(monkeypatch):
-    monkeypatch.setattr(peers, "free_bytes", lambda: 32 * 100**2)
-    (one,) = peers.matmul_cases()
+    monkeypatch.setattr(peer_cases, "free_bytes", lambda: 32 * 100**2)
+    (one,) = peer_cases.matmul_cases()
     assert one.shape == "64x64x64"

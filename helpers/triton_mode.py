@@ -1,0 +1,60 @@
+"""Triton in the mode that this machine needs; where it cannot be installed, stand-ins for it.
+
+`from helpers.triton_mode import tl, triton` in place of Triton's two imports. Where there is no
+Triton (macOS, Windows), kernels can still be defined, and only launching one raises ToolMissing.
+"""
+
+from contextlib import AbstractContextManager
+
+from helpers.device import interpreting  # first: it chooses the mode, before Triton is loaded
+
+# isort: split
+import numpy as np
+import torch
+
+from helpers.ptx.assembler import ToolMissing
+
+MISSING = (
+    "Triton is not installed here, so its kernels cannot run: it needs Linux (on Windows WSL), "
+    "pip install triton"
+)
+
+
+class _Missing:
+    """Stands for Triton and all that is in it: a kernel can be decorated, but not launched."""
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args, **kwargs):
+        return self
+
+    def __getitem__(self, grid):
+        raise ToolMissing(MISSING)
+
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = tl = _Missing()
+
+
+def on_device_of(x: torch.Tensor) -> AbstractContextManager:
+    """A context for launching Triton kernels on x: its GPU is the current one, and interpreted
+    kernels warn of no overflow, as a GPU does not.
+
+    ToolMissing without Triton; ValueError for a tensor that Triton's mode cannot reach: compiled
+    kernels take tensors on a GPU, interpreted ones tensors on the CPU.
+    """
+    if isinstance(triton, _Missing):
+        raise ToolMissing(MISSING)
+    mode, place = ("interpreted", "cpu") if interpreting() else ("compiled", "cuda")
+    if x.device.type != place:
+        raise ValueError(
+            f"Triton kernels are {mode} in this process and take {place} tensors, not {x.device}; "
+            "TRITON_INTERPRET=1, set before Python starts, chooses the interpreter"
+        )
+    return np.errstate(all="ignore") if interpreting() else torch.cuda.device_of(x)
