@@ -3,6 +3,8 @@
 
 VENV := .venv/bin/python
 TESTS := tests notebooks
+# The Triton of the recorded runs; tests compile all kernels under it too.
+OLDER_TRITON := .triton-3.6.0
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # pip would compile 11,000 modules in a minute; Python compiles the 500 that are used as it goes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,6 +40,17 @@ help: ## print this list
 run: .venv ## execute the notebooks; report in runs/<device>-<date>/index.html
 	@$(VENV) -m helpers.run $(ARGS)
 
+$(OLDER_TRITON): | .venv/installed
+	@echo 'Installing a second Triton into $@ (640 MB, for the tests alone)'
+	@rm -rf $@.part
+	@if $(VENV) -m pip install --quiet --no-compile --no-deps --target $@.part \
+	    triton==$(@:.triton-%=%); \
+	then mv $@.part $@; else echo 'It cannot be had here: tests that need it are skipped.'; fi
+
+ifeq ($(shell uname -sm),Linux x86_64)
+test: $(OLDER_TRITON)
+endif
+
 test: .venv ## run the tests, two at a time
 	@$(VENV) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) $(TESTS)
 
@@ -57,6 +70,6 @@ lint: .venv ## check style and formatting
 	@$(VENV) -m ruff format --check
 
 clean: ## remove the environment and caches; runs/ is kept
-	rm -rf .venv *.egg-info build .pytest_cache .ruff_cache
+	rm -rf .venv .triton-* *.egg-info build .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +

@@ -19,10 +19,15 @@ EXERCISES = {
     "01.1": "helpers.exercises.specs:rebuilt_peaks",
     "02.1": "helpers.exercises.benchmarking:repaired_benchmarks",
     "03.1": "helpers.exercises.roofline:bound_by",
+    "04.1": "helpers.exercises.fusion:traffic",
+    "04.2": "helpers.exercises.recomputation:three_sigmoids",
     "05.1": "helpers.exercises.cuda_gelu:global_index",
     "05.2": "helpers.exercises.cuda_gelu:repaired_gelu",
     "06.1": "helpers.exercises.memory:predicted_sectors",
     "06.2": "helpers.exercises.memory:tiled_transpose",
+    "07.1": "helpers.exercises.triton_gelu:launched_kernels",
+    "07.2": "helpers.exercises.triton_gelu:written_gelu",
+    "07.3": "helpers.exercises.triton_gelu:three_sigmoids",
 }
 
 

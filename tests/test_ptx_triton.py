@@ -123,6 +123,11 @@ def test_every_generation_in_one_child(children):
         assert one.shared_bytes <= (specs.UNITS[capability]["shared"] - 1) * 1024
         assert {i.opcode for i in instructions(one.ptx) if kind(i) == "other"} == set()
         assert "/tmp" not in one.ptx and ".loc" not in one.ptx
+        # Both of Triton's own forms, under the arguments' names and without places in the source.
+        for form in (one.ttir, one.ttgir):
+            assert f"tt.func public @{one.name}(%{next(iter(request.signature))}: " in form
+            assert "tt.store" in form and "loc(" not in form and "#loc" not in form
+        assert "#ttg" not in one.ttir and "#ttg.blocked<{" in one.ttgir
         found = kinds(one.ptx)
         if request.kernel is matmul:
             assert one.shared_bytes >= 2 * 64 * 64 * 2
@@ -230,7 +235,7 @@ def test_another_triton_compiles_anew(monkeypatch):
     monkeypatch.setattr(triton_kernels, "_run", lambda missing: jobs.append(missing) or missing)
     ptx.triton_compile_many([ptx.Request(add, ADD, {"BLOCK": 1024})])
     monkeypatch.setattr(triton_kernels, "triton_version", lambda: "another")
-    with pytest.raises(TypeError):  # the job is no answer: it only shows that one was asked for
+    with pytest.raises(KeyError):  # the job is no answer: it only shows that one was asked for
         ptx.triton_compile_many([ptx.Request(add, ADD, {"BLOCK": 1024})])
     assert list(map(len, jobs)) == [0, 1]
 

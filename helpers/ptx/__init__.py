@@ -1,7 +1,8 @@
 """What the compilers make of a kernel, for any GPU generation, without a GPU.
 
 CUDA C++ or Triton -> PTX, the virtual machine's assembly -> SASS, the machine code of one chip.
-`helpers.ptx.text` counts and `helpers.ptx.notes` explains what comes out.
+`helpers.ptx.text` counts and `helpers.ptx.notes` explains what comes out; `helpers.ptx.layouts`
+says which thread of a Triton kernel holds which element.
 """
 
 import functools

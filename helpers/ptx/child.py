@@ -7,6 +7,7 @@ It reads requests (JSON) from standard input and writes one line of JSON per req
 import importlib.util
 import json
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -55,21 +56,80 @@ def _compile(request: dict, path: str) -> dict:
     values = {key: eval(text, vars(module)) for key, text in request["constexprs"].items()}
     kernel = getattr(module, request["name"])
     aligned = {(place,): [["tt.divisibility", 16]] for place in request["multiples_of_16"]}
+    target = GPUTarget("cuda", request["arch"], 32)
     compiled = triton.compile(
         ASTSource(kernel, signature=request["signature"], constexprs=values, attrs=aligned),
-        target=GPUTarget("cuda", request["arch"], 32),
+        target=target,
         options=request["options"],
     )
     metadata = compiled.metadata
+    ttgir = _plain(compiled.asm["ttgir"])
     return {
         "ptx": compiled.asm["ptx"],
-        "ttgir": compiled.asm["ttgir"],
+        "ttir": _plain(compiled.asm["ttir"]),
+        "ttgir": ttgir,
         "name": metadata.name,
         "shared_bytes": metadata.shared,
         "num_warps": metadata.num_warps,
         "num_stages": metadata.num_stages,
         "tensor_memory_columns": getattr(metadata, "tmem_size", 0),
+        "tensors": _tensors(ttgir, target, path + ".mlir"),
     }
+
+
+def _plain(text: str) -> str:
+    """An intermediate form without locations, which say nothing here and hide the rest."""
+    text = re.sub(r"(?m)^#loc.*\n", "", text)
+    return re.sub(r' loc\((#loc\d*|unknown|"[^"]*"(\(#loc\d*\))?)\)', "", text)
+
+
+def _tensors(ttgir: str, target, path: str) -> list[dict]:
+    """What helpers.ptx.layouts.Tensor holds, each operation with each type once.
+
+    Tensors that a cluster of blocks shares are left out.
+    """
+    from triton._C.libtriton import gluon_ir, ir
+    from triton.compiler import make_backend
+
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(ttgir)
+    context = ir.context()
+    ir.load_dialects(context)
+    make_backend(target).load_dialects(context)
+    module = ir.parse_mlir_module(path, context)
+    # Gluon, the language below Triton, names layouts; it is the one way from Python to the rule
+    # that the compiler itself goes by.
+    builder = gluon_ir.GluonOpBuilder(context)
+    found = {}
+
+    def visit(operation) -> None:
+        values = [operation.get_result(i) for i in range(operation.get_num_results())]
+        values = [value for value in values if "tensor<" in str(value.get_type())]
+        if not values and operation.get_num_operands():
+            values = [operation.get_operand(0)]
+        for value in values:
+            name, kind = operation.get_name(), str(value.get_type())
+            match = re.fullmatch(r"tensor<([\dx]+)x(.+?), (#.+)>", kind)
+            if match is None or (name, kind) in found:
+                continue
+            shape = [int(size) for size in match[1].split("x")]
+            layout = builder.get_gluon_layout_from_tensor(value)
+            if not hasattr(layout, "reg_bases"):
+                layout = builder.to_linear_layout(layout._to_ir(builder), shape)
+            if layout.block_bases:
+                continue
+            found[name, kind] = {
+                "operation": name,
+                "element": re.sub(r"!tt\.ptr<(.*)>", r"\1", match[2]),
+                "shape": shape,
+                "layout": match[3],
+                "register": layout.reg_bases,
+                "lane": layout.lane_bases,
+                "warp": layout.warp_bases,
+            }
+
+    module.walk(visit)
+    return list(found.values())
 
 
 def _failure(error: BaseException, diagnostics: str) -> dict:

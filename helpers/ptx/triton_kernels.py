@@ -15,6 +15,7 @@ from pathlib import Path
 from helpers import cache
 from helpers.device import triton_version
 from helpers.ptx.assembler import CompileError, ToolMissing, arch_number
+from helpers.ptx.layouts import Tensor
 from helpers.ptx.triton_source import Source, gather
 
 CHILD = Path(__file__).with_name("child.py")
@@ -25,12 +26,14 @@ class Compiled:
     """A Triton kernel for one architecture, and what it asks for at a launch."""
 
     ptx: str
-    ttgir: str  # Triton's own form, with the layouts: which thread holds which elements
+    ttir: str  # Triton's first form: operations on whole tensors, of no particular GPU
+    ttgir: str  # its second, with the layouts: which thread holds which elements
     name: str
     shared_bytes: int  # a block's, dynamic; ptxas does not see them
     num_warps: int
     num_stages: int
     tensor_memory_columns: int  # of 128 lanes x 4 bytes, from Blackwell's data-center chips on
+    tensors: tuple[Tensor, ...] = dataclasses.field(repr=False)  # see helpers.ptx.layouts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +107,17 @@ def triton_compile_many(requests: Sequence[Request]) -> list[Compiled]:
         cache.file("ptx", key, lambda path, text=text: path.write_text(text, encoding="utf-8"))
     if failures:
         raise CompileError("\n".join(failures))
-    return [Compiled(**json.loads((folder / key).read_text(encoding="utf-8"))) for key in keys]
+    return [_compiled(folder / key) for key in keys]
+
+
+def _compiled(path: Path) -> Compiled:
+    fields = json.loads(path.read_text(encoding="utf-8"))
+
+    def frozen(value):
+        return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+    tensors = [{k: frozen(v) for k, v in tensor.items()} for tensor in fields.pop("tensors")]
+    return Compiled(**fields, tensors=tuple(Tensor(**tensor) for tensor in tensors))
 
 
 def _job(request: Request, source: Source) -> dict:

@@ -1,0 +1,52 @@
+"""Every Triton kernel of helpers compiles for every generation, fits, and does not spill."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from triton_cases import cases, kernels_without_a_case, name  # noqa: E402
+
+from helpers import ptx, specs  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Each case on each of its architectures, from one child process: (case, arch, Compiled)."""
+    pairs = [(case, request) for case in cases() for request in case.requests()]
+    answers = ptx.triton_compile_many([request for _, request in pairs])
+    return [(c, r.arch, one) for (c, r), one in zip(pairs, answers, strict=True)]
+
+
+def shared_limit_bytes(arch: str) -> int:
+    """The shared memory that one block may have."""
+    kb = specs.UNITS[f"{arch[3:-1]}.{arch[-1]}"]["shared"]
+    # From Ampere on the system keeps 1 KB for itself in every block.
+    return (kb - (arch != "sm_75")) * 1024
+
+
+def test_every_kernel_has_a_case():
+    assert kernels_without_a_case() == set()
+    everywhere = {name(c.kernel) for c in cases() if c.architectures == ptx.ARCHITECTURES}
+    assert everywhere == {name(case.kernel) for case in cases()}
+
+
+def test_a_block_fits_every_generation(compiled):
+    assert shared_limit_bytes("sm_75") == 64 * 1024
+    assert shared_limit_bytes("sm_80") == 163 * 1024 and shared_limit_bytes("sm_86") == 99 * 1024
+    too_large = [
+        f"{case} for {arch}: {one.shared_bytes} bytes"
+        for case, arch, one in compiled
+        if one.shared_bytes > shared_limit_bytes(arch)
+    ]
+    assert too_large == []
+
+
+def test_nothing_spills(compiled):
+    spilled = []
+    for case, arch, one in compiled:
+        used = ptx.assemble(one.ptx, arch)[one.name]
+        assert 8 <= used.registers <= 255 and len(used.cubin) > 1000
+        if used.spill_store_bytes or used.spill_load_bytes:
+            spilled.append(f"{case} for {arch}: {used}")
+    # Triton has no tensor-core instruction for Turing, so that a matrix product may spill there.
+    assert [text for text in spilled if "for sm_75" not in text] == []

@@ -1,0 +1,136 @@
+"""The launches of every Triton kernel of helpers, as their wrappers make them."""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+import helpers
+from helpers import memory_roofs, ptx
+from helpers.device import device
+from helpers.kernels import gelu
+from helpers.ptx import triton_source
+from helpers.triton_mode import triton
+
+DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One kernel as one kind of launch compiles it; the arguments of `ptx.triton_compiled`."""
+
+    kernel: object
+    signature: dict[str, str]
+    constexprs: dict
+    num_warps: int = 4
+    num_stages: int = 3
+    architectures: tuple[str, ...] = ptx.ARCHITECTURES
+
+    def __str__(self):
+        values = {**self.signature, **self.constexprs, "num_warps": self.num_warps}
+        return f"{name(self.kernel)}({', '.join(f'{k}={v}' for k, v in values.items())})"
+
+    def requests(self) -> list[ptx.Request]:
+        """One for each of its architectures."""
+        arguments = self.kernel, self.signature, self.constexprs
+        choice = self.num_warps, self.num_stages
+        return [ptx.Request(*arguments, arch, *choice) for arch in self.architectures]
+
+
+def name(kernel) -> str:
+    """The name of a decorated function."""
+    while not inspect.isfunction(kernel):
+        kernel = kernel.fn
+    return kernel.__name__
+
+
+def specialised(value) -> str | None:
+    """The type with which a launch compiles an argument; None for a number that it compiles in.
+
+    As JITFunction.run does: addresses and whole numbers may be multiples of 16, and 1 is constant.
+    """
+    if isinstance(value, torch.Tensor):
+        return f"*{DTYPES[value.dtype]}" + ("" if value.data_ptr() % 16 == 0 else ":1")
+    if isinstance(value, float):
+        return "fp32"
+    if value == 1:
+        return None
+    return ("i32" if -(2**31) <= value < 2**31 else "i64") + (":16" if value % 16 == 0 else "")
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Case]]:
+    """Inside, Triton kernels do not run: each launch adds a Case to the list."""
+    launches = []
+
+    def run(kernel, *values, grid, warmup, num_warps=4, num_stages=3, **named):
+        parameters = inspect.signature(kernel.fn).parameters
+        arguments = dict(zip(parameters, values, strict=False)) | named
+        fixed = {k for k, p in parameters.items() if "constexpr" in str(p.annotation)}
+        types = {k: specialised(v) for k, v in arguments.items() if k not in fixed}
+        signature = {k: kind for k, kind in types.items() if kind is not None}
+        constants = {k: v for k, v in arguments.items() if k not in signature}
+        launches.append(Case(kernel, signature, constants, num_warps, num_stages))
+
+    kinds = (triton.runtime.JITFunction, triton.runtime.interpreter.InterpretedFunction)
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(mock.patch.object(kind, "run", run))
+        yield launches
+
+
+def gelus() -> Iterator[Case]:
+    def launched(dtype: torch.dtype, size: int, start: int = 0) -> list[Case]:
+        x = torch.ones(size + start, dtype=dtype, device=device())[start:].requires_grad_()
+        with recorded() as launches:
+            gelu.triton_gelu(x).sum().backward()
+        assert len(launches) == 2
+        return launches
+
+    for dtype in DTYPES:
+        yield from launched(dtype, 4096)
+    # The less usual: a view from element 1 on, a single element, more than 32 bits can count.
+    unusual = launched(torch.bfloat16, 1000, 1) + launched(torch.bfloat16, 1)
+    for case in launched(torch.bfloat16, 4096):
+        unusual.append(dataclasses.replace(case, signature=case.signature | {"n": "i64:16"}))
+    for case in unusual:
+        yield dataclasses.replace(case, architectures=("sm_75", "sm_90"))
+
+
+def memory() -> Iterator[Case]:
+    x = torch.empty(16, device=device())
+    for modifier in memory_roofs.PATHS.values():
+        with recorded() as launches:
+            arguments = x, x, memory_roofs.BLOCK, 9, memory_roofs.BLOCK, modifier
+            memory_roofs.read_repeatedly_kernel[(1,)](*arguments, num_warps=8)
+        yield from launches
+
+
+@functools.cache
+def cases() -> tuple[Case, ...]:
+    """All launches, each once."""
+    return tuple({str(case): case for group in (gelus, memory) for case in group()}.values())
+
+
+def kernels_without_a_case() -> set[str]:
+    """The @triton.jit functions at the head of a module of helpers that no case compiles.
+
+    Those that another kernel calls are compiled as its parts.
+    """
+    folder = Path(helpers.__file__).parent
+    found = set()
+    for path in folder.rglob("*.py"):
+        if "\n@triton.jit\n" in path.read_text(encoding="utf-8"):
+            parts = path.relative_to(folder.parent).with_suffix("").parts
+            for value in vars(importlib.import_module(".".join(parts))).values():
+                if isinstance(value, triton.runtime.KernelInterface):
+                    found.add(name(value))
+    for case in cases():
+        found -= triton_source.gather(case.kernel, case.signature, case.constexprs).places.keys()
+    return found
