@@ -111,8 +111,13 @@ def test_a_mutant_is_noticed(tmp_path, old, new):
 
 def test_computing_in_half_precision_is_refused(tmp_path):
     """Case N02: by Triton itself, which has no exp of 16 bits."""
-    with pytest.raises(Exception, match="but got fp16"):
+    with pytest.raises(Exception) as refused:
         check(changed(tmp_path, ".to(tl.float32)", ""))
+    reasons, error = [], refused.value  # the compiler's innermost error is the reason
+    while error:
+        reasons.append(str(error))
+        error = error.__cause__
+    assert "but got fp16" in "\n".join(reasons)
 
 
 def products(text: str) -> str:

@@ -78,7 +78,8 @@ def recorded() -> Iterator[list[Case]]:
         constants = {k: v for k, v in arguments.items() if k not in signature}
         launches.append(Case(kernel, signature, constants, num_warps, num_stages))
 
-    kinds = (triton.runtime.JITFunction, triton.runtime.interpreter.InterpretedFunction)
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    kinds = (triton.runtime.JITFunction, interpreter.InterpretedFunction)
     with contextlib.ExitStack() as stack:
         for kind in kinds:
             stack.enter_context(mock.patch.object(kind, "run", run))

@@ -122,8 +122,8 @@ def _assert_frugal(function: Callable) -> None:
     with _Storages() as storages:
         x = leaf.clone()
         y = function(x)
-    node = y.grad_fn
-    attributes = _attributes(node)
+    graph = torch.autograd.graph.get_gradient_edge(y)  # in torch 2.11 a node owns nothing
+    attributes = _attributes(graph.node)
     del x, y
     if (kept := storages.alive(allowed=1.1)) > 1.1:
         raise AssertionError(
@@ -137,7 +137,7 @@ def _assert_frugal(function: Callable) -> None:
             f"ctx.{attributes[0]} holds a tensor: ctx.save_for_backward would notice if it was "
             "changed in between, and let it go after backward"
         )
-    del node
+    del graph
     if storages.alive(allowed=0):
         raise AssertionError("when y is gone, a tensor is still kept: something besides ctx has it")
 
