@@ -9,7 +9,7 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 
@@ -152,6 +152,20 @@ def measure(
         else host_samples_ms(run, budget_ms)
     )
     return Measurement(tuple(samples), clock, method, bytes, flops)
+
+
+def in_turn(
+    runs: dict[Hashable, Callable], rounds: int = 5, budget_ms: float = BUDGET_MS
+) -> dict[Hashable, float]:
+    """Median ms of each function, all of them measured once a round: a clock that drifts meets all.
+
+    budget_ms: about how long to sample one function in one round.
+    """
+    samples = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            samples[name] += measure(run, budget_ms=budget_ms).samples_ms
+    return {name: statistics.median(found) for name, found in samples.items()}
 
 
 @functools.cache

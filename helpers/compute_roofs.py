@@ -57,8 +57,11 @@ def multiply_adds(x: torch.Tensor, starts: torch.Tensor, depth: int) -> torch.Te
     return y[:, 0] if len(starts) == 1 else y.sum(1)
 
 
-def compiled(function: Callable) -> Callable:
-    """torch.compile for fixed shapes, with multiply-adds in one instruction on a CPU as well."""
+def compiled(function: Callable, dynamic: bool = False) -> Callable:
+    """torch.compile, with multiply-adds in one instruction on a CPU as well.
+
+    dynamic: False compiles for each shape anew, True once for all.
+    """
     options = {
         # Inductor's C++ flags forbid it by default.
         "cpp.enable_floating_point_contract_flag": "fast",
@@ -71,7 +74,7 @@ def compiled(function: Callable) -> Callable:
         inductor.cpp.vec_isa_ok = True  # or it first compiles a test program, for five seconds
     # After eight shapes it would run all others eagerly, and say so only in a log.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    return torch.compile(function, dynamic=False, options=options)
+    return torch.compile(function, dynamic=dynamic, options=options)
 
 
 @functools.cache

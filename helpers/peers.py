@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from helpers import device as machine
 from helpers import results
-from helpers.bench import measure
+from helpers.bench import in_turn
 from helpers.peer_cases import OPERATIONS, Case
 
 COLUMNS = (
@@ -45,11 +45,7 @@ def compare(case: Case, rounds: int = ROUNDS, budget_ms: float = 30) -> tuple[li
     ceiling_name, ceiling = case.ceiling
     timed = {("ours", ""): case.ours, ("ceiling", ceiling_name): ceiling}
     timed |= {("peer", name): run for name, run in runs.items()}
-    samples = {key: [] for key in timed}
-    for _ in range(rounds):  # in turn: a clock that drifts meets all of them
-        for key, run in timed.items():
-            samples[key] += measure(run, budget_ms=budget_ms).samples_ms
-    ms = {key: torch.tensor(found).quantile(0.5).item() for key, found in samples.items()}
+    ms = in_turn(timed, rounds, budget_ms)
     ours, best = ms["ours", ""], ms["ceiling", ceiling_name]
     fastest = min((ms["peer", name] for name in runs), default=None)
     common = {

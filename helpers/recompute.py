@@ -98,7 +98,7 @@ def compiled_ways() -> tuple[Way, Way]:
     if has_cuda():
         passes = [compute_roofs.compiled(run) for run in passes]
     else:
-        at_once = _compiled_for_any_size(_all_passes)
+        at_once = compute_roofs.compiled(_all_passes, dynamic=True)
         passes = [functools.partial(_one_pass, at_once, place) for place in range(4)]
     return tuple(
         dataclasses.replace(way, forward=passes[2 * i], backward=passes[2 * i + 1])
@@ -122,11 +122,6 @@ def _one_pass(at_once: Callable, place: int, *tensors: torch.Tensor):
     given[place] = [tensor.detach() for tensor in tensors]
     with torch.no_grad():  # in one mode always, or it compiles for each
         return at_once(*given)[place]
-
-
-def _compiled_for_any_size(function: Callable) -> Callable:
-    compute_roofs.compiled(function)  # for the settings that it makes on the way
-    return torch.compile(function, dynamic=True, options={"cpp_cache_precompile_headers": False})
 
 
 def fused_work(function: Callable, *inputs: torch.Tensor) -> Work:

@@ -241,3 +241,16 @@ def test_measure_agrees_with_do_bench():
         ]
         ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
         assert abs(ours - theirs) <= max(0.05 * theirs, 0.001)
+
+
+def test_in_turn_gives_each_the_median_of_all_rounds(monkeypatch):
+    calls, samples = [], {"fast": iter([[1, 9], [2, 2]]), "slow": iter([[5], [7]])}
+
+    def measure(run, budget_ms):
+        calls.append((run(), budget_ms))
+        return bench.Measurement(tuple(next(samples[run()])), "host", "pretended")
+
+    monkeypatch.setattr(bench, "measure", measure)
+    runs = {"a": lambda: "fast", 2: lambda: "slow"}
+    assert bench.in_turn(runs, rounds=2, budget_ms=3) == {"a": 2, 2: 6}
+    assert calls == [("fast", 3), ("slow", 3)] * 2

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers import compute_roofs, peer_cases, peers
+from helpers import bench, compute_roofs, peer_cases, peers
 from helpers.check import assert_close
 from helpers.device import has_cuda
 from helpers.kernels import gelu, matmul
@@ -55,7 +55,7 @@ def times(monkeypatch):
             samples_ms=samples if isinstance(samples, list) else next(samples)
         )
 
-    monkeypatch.setattr(peers, "measure", measure)
+    monkeypatch.setattr(bench, "measure", measure)
     given["order"] = measured
     return given
 
