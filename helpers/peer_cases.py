@@ -32,10 +32,18 @@ class Case:
     check: Callable[[Callable], None]
 
 
-@functools.cache
-def _compiled(function: Callable) -> Callable:
-    # Made when it is first called: torch.compile refuses Pythons that are newer than it knows.
-    return compute_roofs.compiled(function)
+def _compiled(function: Callable) -> Callable | str:
+    """`function` through torch.compile, for the shapes that it is first called with; or why not.
+
+    Compiled when it is first called, and with no other: so no case runs another's kernel.
+    """
+
+    @functools.cache
+    def compiled() -> Callable:
+        torch.compiler.reset()
+        return compute_roofs.compiled(function)
+
+    return compute_roofs.compiler_missing() or (lambda *tensors: compiled()(*tensors))
 
 
 def _write_gelu(x, y):
@@ -85,14 +93,13 @@ def _gelu_case(
 
 
 def _gelu_cases(operation: str, ours: Callable, sizes: tuple, more: dict) -> Iterator[Case]:
-    peers = {
-        "pytorch": lambda x, y: torch.ops.aten.gelu.out(x, approximate="tanh", out=y),
-        "torch.compile": compute_roofs.compiler_missing()
-        or (lambda x, y: _compiled(_write_gelu)(x, y)),
-    }
     for n in sizes:
         for dtype in gelu.DTYPES:
             tensors = _gelu_sizes(dtype, n, 2)
+            peers = {
+                "pytorch": lambda x, y: torch.ops.aten.gelu.out(x, approximate="tanh", out=y),
+                "torch.compile": _compiled(_write_gelu),
+            }
             yield _gelu_case(
                 operation, ours, tensors, "copy", lambda x, y: y.copy_(x), peers | more
             )
@@ -113,15 +120,14 @@ def triton_gelu_cases() -> Iterator[Case]:
 
 def triton_gelu_backward_cases() -> Iterator[Case]:
     """The backward kernel beside PyTorch's and torch.compile's, and an addition, as many bytes."""
-    peers = {
-        "pytorch": lambda grad, x, dx: gelu_backward.grad_input(
-            grad, x, approximate="tanh", grad_input=dx
-        ),
-        "torch.compile": compute_roofs.compiler_missing()
-        or (lambda *tensors: _compiled(_write_gelu_backward)(*tensors)),
-    }
     for n in (2**28, 2**24):
         for dtype in gelu.DTYPES:
+            peers = {
+                "pytorch": lambda grad, x, dx: gelu_backward.grad_input(
+                    grad, x, approximate="tanh", grad_input=dx
+                ),
+                "torch.compile": _compiled(_write_gelu_backward),
+            }
             yield _gelu_case(
                 "triton_gelu_backward",
                 gelu.launch_triton_gelu_backward,

@@ -99,6 +99,9 @@ def compiled_ways() -> tuple[Way, Way]:
         passes = [compute_roofs.compiled(run) for run in passes]
     else:
         at_once = compute_roofs.compiled(_all_passes, dynamic=True)
+        # Compiled for large tensors: for small ones it would leave passes to a single thread.
+        with torch.no_grad():
+            at_once(*_some_tensors(2**20))
         passes = [functools.partial(_one_pass, at_once, place) for place in range(4)]
     return tuple(
         dataclasses.replace(way, forward=passes[2 * i], backward=passes[2 * i + 1])
@@ -116,12 +119,17 @@ def _all_passes(x, results_and_grad, other_x, other_x_and_grad):
 
 
 def _one_pass(at_once: Callable, place: int, *tensors: torch.Tensor):
-    # Different tensors, of different sizes: the compiler would hold equal ones for the same.
-    numbers = enumerate((1, 4, 1, 2))
-    given = [[torch.zeros(16 * (i + 1)) for _ in range(number)] for i, number in numbers]
+    given = _some_tensors(16)
     given[place] = [tensor.detach() for tensor in tensors]
     with torch.no_grad():  # in one mode always, or it compiles for each
         return at_once(*given)[place]
+
+
+def _some_tensors(n: int) -> list[list[torch.Tensor]]:
+    """The arguments of `_all_passes`, of about n elements."""
+    # Different tensors, of different sizes: the compiler would hold equal ones for the same.
+    numbers = enumerate((1, 4, 1, 2))
+    return [[torch.zeros(n + 16 * i) for _ in range(number)] for i, number in numbers]
 
 
 def fused_work(function: Callable, *inputs: torch.Tensor) -> Work:

@@ -24,7 +24,7 @@ class _Missing:
     """Stands for Triton and all that is in it: a kernel can be decorated, but not launched."""
 
     def __getattr__(self, name: str):
-        if name.startswith("__"):
+        if name.startswith("__") or name == "fn":  # a kernel's function: here none is kept
             raise AttributeError(name)
         return self
 

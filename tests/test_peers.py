@@ -1,6 +1,5 @@
 """Our kernels beside their peers: wrong ones are not timed, and the table keeps what it had."""
 
-import functools
 import math
 import types
 
@@ -231,7 +230,6 @@ def test_the_table_is_named_after_the_device():
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(peer_cases, "largest_power_of_2", lambda most: 4096)
-    monkeypatch.setattr(peer_cases, "_compiled", functools.cache(peer_cases._compiled.__wrapped__))
     if not has_cuda():  # torch.compile takes seconds on a CPU, and is not what is tested
         monkeypatch.setattr(compute_roofs, "compiled", lambda function: function)
         monkeypatch.setattr(compute_roofs, "compiler_missing", lambda: "")

@@ -16,6 +16,7 @@ sys.modules["triton"] = None  # importing it fails
 import torch
 from helpers import cuda, memory_roofs  # has a kernel, too
 from helpers.kernels import gelu
+from helpers.ptx.triton_source import gather
 from helpers.triton_mode import tl, triton
 
 @triton.jit(noinline=True)
@@ -31,6 +32,10 @@ x = torch.ones(3)
 for run in (lambda: kernel[(1,)](x, 3), lambda: tuned[(1,)](x), lambda: gelu.triton_gelu(x)):
     with cuda.where_possible():
         run()
+try:
+    gather(kernel, {}, {})
+except TypeError as error:
+    print(str(error).split(",")[0])
 print(gelu.triton_gelu(x[:0]).shape, gelu.pytorch_gelu(x).sum().item() > 2)
 """
 
@@ -41,7 +46,8 @@ def test_without_triton_kernels_are_defined_and_launches_say_why_not():
     )
     assert done.returncode == 0, done.stderr
     said = f"Left out here: {triton_mode.MISSING}."
-    assert done.stdout.splitlines() == [said] * 3 + ["torch.Size([0]) True"]
+    no_kernel = "a kernel is a @triton.jit function or a text"
+    assert done.stdout.splitlines() == [said] * 3 + [no_kernel, "torch.Size([0]) True"]
 
 
 def test_a_tensor_that_the_mode_cannot_reach():

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers import profiling
+from helpers.check import relative_error
 from helpers.compute_roofs import can_compile
 from helpers.device import device, has_cuda, triton_version
 from helpers.exercises.written_triton import (
@@ -196,6 +197,9 @@ def three_sigmoids(forward: Callable, backward: Callable) -> None:
             continue
         expected = _gradient(x.double(), grad.double())
         allowed = TOLERANCE[x.dtype] * (expected.abs() + grad.double().abs() / 64)
+        slope = _gradient(x.double(), torch.ones_like(x, dtype=torch.float64))
+        if relative_error(done[-1].outputs["dx"], slope) < 1e-4:
+            raise AssertionError(f"{where} dx lacks grad as a factor")
         assert_values("dx", done[-1].outputs["dx"], expected, allowed, x.double(), where)
         assert_frugal(done[-1], where)
     largest = [done[i] for i in (len(SIZES) - 2, 2 * len(SIZES) - 2)]

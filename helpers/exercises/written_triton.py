@@ -60,6 +60,8 @@ def run(
             raise AssertionError(watch.fault) from None
         if isinstance(error, AssertionError) and not str(error):
             raise AssertionError(f"{where} an assert of its own fails") from error
+        if hint := _explained(error):
+            raise AssertionError(f"{where} {hint}") from error
         raise
     for each, old in zip(guarded, before, strict=True):
         if not torch.equal(each.whole.view(torch.uint8), old.view(torch.uint8)):
@@ -77,6 +79,17 @@ def run(
             )
     seen = (watch.counts["reads"], watch.counts["writes"]) if interpreting() else (None, None)
     return Run(results, tuple(watch.launches), *seen)
+
+
+def _explained(error: BaseException | None) -> str:
+    """What the reader has to do about an error inside Triton; "" when it is not a known one."""
+    while error:  # the innermost is the reason, and the interpreter has it in its own text
+        if "but got fp16" in str(error) or "but got bf16" in str(error):
+            return "Triton's exp and sigmoid take fp32: convert after the load, .to(tl.float32)"
+        if "must be a power of 2" in str(error):
+            return "the size of a block must be a power of two"
+        error = error.__cause__
+    return ""
 
 
 def assert_values(
