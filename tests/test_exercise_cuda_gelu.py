@@ -3,20 +3,10 @@
 import re
 
 import pytest
+from verdicts import verdict
 
 from helpers import ptx
-from helpers.check import check_exercise
 from helpers.exercises import cuda_gelu
-
-
-def verdict(capsys, exercise: str, answer) -> str:
-    """What the reader sees; the checker's result must agree with it."""
-    result = check_exercise(exercise, answer)
-    said = capsys.readouterr().out.strip()
-    assert said.startswith(f"Exercise {exercise}: ")
-    expected = "correct" if result else "not attempted" if result is None else "not yet"
-    assert said.split(": ", 1)[1].startswith(expected)
-    return said.split(": ", 1)[1]
 
 
 def stub(*_):

@@ -3,18 +3,9 @@
 import re
 
 import pytest
+from verdicts import verdict
 
-from helpers.check import check_exercise
 from helpers.exercises import fusion
-
-
-def verdict(capsys, exercise: str, answer) -> str:
-    """What the reader sees; the checker's result must agree with it."""
-    result = check_exercise(exercise, answer)
-    said = capsys.readouterr().out.strip().removeprefix(f"Exercise {exercise}: ")
-    expected = "correct" if result else "not attempted" if result is None else "not yet"
-    assert said.startswith(expected), said
-    return said
 
 
 def solution(program, outputs, n):  # the notebook's

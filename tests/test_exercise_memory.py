@@ -5,22 +5,13 @@ import shutil
 
 import pytest
 import torch
+from verdicts import verdict
 
 from helpers import cuda, emulator
-from helpers.check import check_exercise
 from helpers.device import has_cuda
 from helpers.exercises import memory, written_kernels
 
 needs_emulator = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-
-
-def verdict(capsys, exercise: str, answer) -> str:
-    """What the reader sees; the checker's result must agree with it."""
-    result = check_exercise(exercise, answer)
-    said = capsys.readouterr().out.strip().removeprefix(f"Exercise {exercise}: ")
-    expected = "correct" if result else "not attempted" if result is None else "not yet"
-    assert said.startswith(expected)
-    return said
 
 
 @pytest.mark.parametrize("exercise", ["06.1", "06.2"])

@@ -10,8 +10,7 @@ from helpers.exercises import recomputation  # first: it sets Triton's mode
 # isort: split
 import torch
 from torch.utils.checkpoint import checkpoint
-
-from helpers.check import check_exercise
+from verdicts import verdict
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -21,15 +20,6 @@ def little_garbage():
     gc.freeze()
     yield
     gc.unfreeze()
-
-
-def verdict(capsys, exercise: str, answer) -> str:
-    """What the reader sees; the checker's result must agree with it."""
-    result = check_exercise(exercise, answer)
-    said = capsys.readouterr().out.strip().removeprefix(f"Exercise {exercise}: ")
-    expected = "correct" if result else "not attempted" if result is None else "not yet"
-    assert said.startswith(expected), said
-    return said
 
 
 def sigmoids(x):

@@ -9,9 +9,9 @@ from helpers.device import device, has_cuda, interpreting, synchronize, triton_v
 import pytest
 import torch
 from torch import profiler
+from verdicts import verdict
 
 from helpers import ptx
-from helpers.check import check_exercise
 from helpers.exercises import triton_watch
 from helpers.triton_mode import tl, triton
 
@@ -29,16 +29,6 @@ def compile_later(monkeypatch):
         return [SimpleNamespace(ptx="") for _ in requests]
 
     monkeypatch.setattr(ptx, "triton_compile_many", later)
-
-
-def verdict(capsys, exercise: str, *answers) -> str:
-    """What the reader sees; the checker's result must agree with it."""
-    result = check_exercise(exercise, *answers)
-    said = capsys.readouterr().out.strip()
-    assert said.startswith(f"Exercise {exercise}: ")
-    expected = "correct" if result else "not attempted" if result is None else "not yet"
-    assert said.split(": ", 1)[1].startswith(expected)
-    return said.split(": ", 1)[1]
 
 
 def stub(*_):
