@@ -14,6 +14,8 @@ import re
 from collections.abc import Sequence
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 # What a pointer's tensor must hold, what a number becomes, and the types' names in CUDA C++.
 _TYPES = (
@@ -81,7 +83,12 @@ class Parameter:
 
 
 def check_memory(name: str, tensor: torch.Tensor) -> None:
-    """TypeError for a tensor whose numbers are not those that its memory holds."""
+    """TypeError for a tensor whose numbers are not those that its memory holds.
+
+    Also while PyTorch traces: a launch would be missing in what it writes down.
+    """
+    if isinstance(tensor, FakeTensor) or get_proxy_mode() is not None:
+        raise TypeError(f"{name} is being traced, and PyTorch cannot look into a kernel's launch")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be an ordinary tensor, not {tensor.layout}")
     if tensor.is_neg() or tensor.is_conj():

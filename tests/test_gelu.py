@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from helpers import compute_roofs, cuda
 from helpers.check import TOLERANCE, assert_close
@@ -257,6 +259,51 @@ def test_gradients_against_float64(way, dtype, n):
 
 def reference_with_gradient(x: torch.Tensor) -> torch.Tensor:
     return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+GRADIENTS = {  # x, and the gradient that comes from above, of one shape
+    "x transposed": lambda a, b: (a.t(), b.t().contiguous()),
+    "gradient transposed": lambda a, b: (a, b.t().contiguous().t()),
+    "x negated": lambda a, b: (torch._neg_view(a), b),
+    "gradient negated": lambda a, b: (a, torch._neg_view(b)),
+}
+
+
+@each_own
+@pytest.mark.parametrize("layout", GRADIENTS.values(), ids=GRADIENTS)
+def test_gradients_of_another_layout_than_x(way, layout):
+    x, grad = layout(randn(7, 6), randn(7, 6, seed=1))
+    leaf = x.detach().requires_grad_()
+    y = way(leaf)
+    assert_close(y, reference(x))
+    (found,) = torch.autograd.grad(y, leaf, grad)
+    exact = x.detach().cpu().double().requires_grad_()
+    reference_with_gradient(exact).backward(grad.cpu().double())
+    assert_close(found, exact.grad)
+
+
+@each_own
+def test_what_pytorch_traces_is_refused(way):
+    """A graph without the launch would be silently wrong."""
+    with FakeTensorMode() as mode, pytest.raises((TypeError, RuntimeError)):
+        way(mode.from_tensor(torch.ones(8)))
+    with pytest.raises((TypeError, RuntimeError)):
+        make_fx(way)(randn(8))
+    assert_close(way(randn(8)), reference(randn(8)))
+
+
+def test_nothing_is_launched_for_no_elements(monkeypatch):
+    monkeypatch.setattr(gelu, "triton_gelu_kernel", None)
+    monkeypatch.setattr(gelu, "triton_gelu_backward_kernel", None)
+    x = torch.empty(0, device=DEVICE)
+    gelu.launch_triton_gelu(x, x)
+    gelu.launch_triton_gelu_backward(x, x, x)
+
+
+def test_manual_gelu_in_half_precision_is_rounded_once():
+    x = randn(4096, dtype=torch.float16)
+    y, expected = gelu.manual_gelu(x).cpu().double(), reference(x)
+    assert ((y - expected).abs() <= 0.51 * (2**-10 * expected.abs()) + 1e-6).all()
 
 
 @each_own

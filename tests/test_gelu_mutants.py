@@ -1,4 +1,4 @@
-"""The Triton GeLU, changed wrongly on purpose: what test_gelu.py asks of it must notice each."""
+"""The Triton GeLU, changed wrongly on purpose: comparing with float64 must notice each change."""
 
 import importlib.util
 import re
@@ -120,15 +120,22 @@ def test_computing_in_half_precision_is_refused(tmp_path):
     assert "but got fp16" in "\n".join(reasons)
 
 
-def products(text: str) -> str:
-    """The widths of the integer products in a kernel of this module's text, before any layout."""
-    signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i64"}
-    kernels = text[text.index("@triton.jit") : text.index("@triton.jit\ndef gelu_backward_block")]
-    ttir = ptx.triton_compiled(kernels, signature, {"BLOCK": 512}).ttir
-    return re.findall(r"arith\.muli .* : (\w+)", ttir)
+KERNELS = {  # the pointers of each, and where its text ends
+    "forward": (("x_ptr", "y_ptr"), "@triton.jit\ndef gelu_backward_block"),
+    "backward": (("grad_ptr", "x_ptr", "dx_ptr"), "def launch_triton_gelu"),
+}
 
 
-def test_offsets_are_64_bits_wide():
+@pytest.mark.parametrize("pointers, end", KERNELS.values(), ids=KERNELS)
+def test_offsets_are_64_bits_wide(pointers, end):
     """Case N15: beyond 2^31 elements a product in 32 bits wraps around."""
+
+    def products(text: str) -> list[str]:
+        """The widths of the kernel's integer products, before any layout."""
+        signature = dict.fromkeys(pointers, "*fp32") | {"n": "i64"}
+        kernels = text[text.index("@triton.jit") : text.index(end)]
+        ttir = ptx.triton_compiled(kernels, signature, {"BLOCK": 512}).ttir
+        return re.findall(r"arith\.muli .* : (\w+)", ttir)
+
     assert products(SOURCE) == ["i64"]
     assert products(SOURCE.replace(".to(tl.int64)", "")) == ["i32"]

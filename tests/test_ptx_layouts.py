@@ -284,3 +284,9 @@ def test_names_and_what_is_not_there():
         layouts.find(one.tensors, "tt.dot")
     with pytest.raises(ValueError, match="one-dimensional tensors, not of shape"):
         layouts.runs(layouts.find(one.tensors))
+
+
+def test_steps_are_combined_by_xor():
+    """As in swizzled layouts, where a step may go back: of lanes 1, of registers 3."""
+    tensor = layouts.Tensor("tt.load", "f32", (4,), "#linear", ((3,),), ((1,),), ())
+    assert layouts.elements(tensor)[0, :, :, 0].tolist() == [[0, 3], [1, 2]]

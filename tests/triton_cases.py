@@ -18,8 +18,6 @@ from helpers.kernels import gelu
 from helpers.ptx import triton_source
 from helpers.triton_mode import triton
 
-DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -55,13 +53,12 @@ def specialised(value) -> str | None:
 
     As JITFunction.run does: addresses and whole numbers may be multiples of 16, and 1 is constant.
     """
-    if isinstance(value, torch.Tensor):
-        return f"*{DTYPES[value.dtype]}" + ("" if value.data_ptr() % 16 == 0 else ":1")
-    if isinstance(value, float):
-        return "fp32"
-    if value == 1:
+    if isinstance(value, int) and value == 1:
         return None
-    return ("i32" if -(2**31) <= value < 2**31 else "i64") + (":16" if value % 16 == 0 else "")
+    kind = importlib.import_module("triton.runtime.jit").mangle_type(value)
+    if isinstance(value, torch.Tensor):
+        return kind + ("" if value.data_ptr() % 16 == 0 else ":1")
+    return kind + (":16" if isinstance(value, int) and value % 16 == 0 else "")
 
 
 @contextlib.contextmanager
@@ -94,7 +91,7 @@ def gelus() -> Iterator[Case]:
         assert len(launches) == 2
         return launches
 
-    for dtype in DTYPES:
+    for dtype in gelu.DTYPES:
         yield from launched(dtype, 4096)
     # The less usual: a view from element 1 on, a single element, more than 32 bits can count.
     unusual = launched(torch.bfloat16, 1000, 1) + launched(torch.bfloat16, 1)

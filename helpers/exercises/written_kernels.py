@@ -8,7 +8,17 @@ from helpers import cuda, emulator
 from helpers.device import device, has_cuda
 
 UNWRITTEN = -12345.0  # what y holds before
+# GeLUs break at these: exponentials overflow, and so do cubes.
+LARGE = (-100, 100, -10.2, 10.2, 44, -44, 1e4, -1e4, 0, 3e38, -3e38)
 SLACK = 4096  # elements behind y on a GPU, where nothing else tells that a kernel writes too far
+
+
+def gelu_inputs(n: int, seed: int = 0) -> torch.Tensor:
+    """n fp32 numbers, first `LARGE`, then random ones: the same for the same arguments."""
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n + seed)) * 3
+    large = torch.tensor(LARGE)[:n]
+    x[: len(large)] = large
+    return x
 
 
 def kernel_of(answer: Callable, name: str, signature: str) -> cuda.Kernel:

@@ -3,8 +3,10 @@
 All of them: any shape and strides; fp32, fp16 and bf16 (else TypeError), computed in fp32; NaN
 gives NaN, +inf gives +inf. For -inf the limit is 0, and the formula gives NaN (-inf times 0), as
 PyTorch does on most devices; so do these. All are differentiable, and all but `compiled_gelu`
-twice. PyTorch's default GeLU is another function, with erf; the two differ by up to 4.7e-4 near
-|x| = 2.7.
+twice; the slope at |x| above 1.8e19 is NaN, as PyTorch's, except for `triton_gelu`. `cuda_gelu` and
+`triton_gelu` run beside torch.compile, with a graph break, and raise where PyTorch has to look into
+them: fullgraph, export, tracing, torch.func, forward-mode derivatives. PyTorch's default GeLU is
+another function, with erf; the two differ by up to 4.7e-4 near |x| = 2.7.
 """
 
 import functools
@@ -67,8 +69,10 @@ def triton_gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def _checked(x: torch.Tensor) -> torch.Tensor:
-    if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
-        raise TypeError(f"GeLU takes a dense tensor, not {getattr(x, 'layout', type(x).__name__)}")
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"GeLU takes a dense tensor, not {type(x).__name__}")
+    if x.layout != torch.strided or x.is_nested:
+        raise TypeError(f"GeLU takes a dense tensor, not {'nested' if x.is_nested else x.layout}")
     if x.dtype not in DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise TypeError(f"GeLU takes {names}, not {x.dtype}")
