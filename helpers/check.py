@@ -28,6 +28,9 @@ EXERCISES = {
     "07.1": "helpers.exercises.triton_gelu:launched_kernels",
     "07.2": "helpers.exercises.triton_gelu:written_gelu",
     "07.3": "helpers.exercises.triton_gelu:three_sigmoids",
+    "08.1": "helpers.exercises.softmax:manual_traffic",
+    "08.2": "helpers.exercises.merge:merge",
+    "08.3": "helpers.exercises.triton_softmax:wide_softmax",
 }
 
 

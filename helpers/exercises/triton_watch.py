@@ -61,7 +61,8 @@ class Guarded:
 class Watch(TorchDispatchMode):
     """Refuses PyTorch's arithmetic outside of kernels; notes launches and, interpreted, accesses.
 
-    fault: what an interpreted kernel did that is not allowed.
+    fault: what an interpreted kernel did that is not allowed. widest: the longest side of a block
+    of addresses that was loaded or stored at once.
     """
 
     def __init__(self, guarded: list[Guarded], outputs: set[str], where: str):
@@ -69,6 +70,7 @@ class Watch(TorchDispatchMode):
         self.guarded, self._outputs, self._where = guarded, outputs, where
         self.launches: list[Launch] = []
         self.fault: str | None = None
+        self.widest = 0
         self.counts = {
             doing: {each.name: np.zeros(each.size, np.int64) for each in guarded}
             for doing in ("reads", "writes")
@@ -139,6 +141,7 @@ class Watch(TorchDispatchMode):
         self._touch("writes", builder, pointers, mask)
 
     def _touch(self, doing: str, builder, pointers, mask) -> None:
+        self.widest = max(self.widest, 1, *pointers.data.shape)
         addresses = pointers.data[np.broadcast_to(mask.data, pointers.data.shape)]
         for each in self.guarded:
             places = each.places(addresses)

@@ -23,13 +23,15 @@ class Run:
     """What one call did.
 
     outputs: by name, on the CPU. reads, writes: how often each element of a tensor was touched, by
-    the tensor's name; None for a compiled kernel, which cannot be watched.
+    the tensor's name, and widest: the longest side of a block that was loaded or stored at once;
+    None for a compiled kernel, which cannot be watched.
     """
 
     outputs: dict[str, torch.Tensor]
     launches: tuple[Launch, ...]
     reads: dict[str, np.ndarray] | None
     writes: dict[str, np.ndarray] | None
+    widest: int | None
 
 
 def run(
@@ -72,13 +74,25 @@ def run(
     if not watch.launches and any(y.numel() for y in results.values()):
         raise AssertionError(f"{where} no Triton kernel is launched")
     for name, y in results.items():
-        if (unwritten := y.flatten() == torch.tensor(UNWRITTEN, dtype=dtype)).any():
+        if (unwritten := y == torch.tensor(UNWRITTEN, dtype=dtype)).any():
             raise AssertionError(
-                f"{where} nothing is written to {name}[{int(unwritten.nonzero()[0])}]: do the "
+                f"{where} nothing is written to {name}{unwritten.nonzero()[0].tolist()}: do the "
                 f"blocks together reach all {y.numel():,} elements?"
             )
-    seen = (watch.counts["reads"], watch.counts["writes"]) if interpreting() else (None, None)
-    return Run(results, tuple(watch.launches), *seen)
+    for launch in watch.launches:
+        if 0 in launch.grid:
+            raise AssertionError(
+                f"{where} a grid of {launch.grid} is launched: CUDA refuses a grid of no blocks; "
+                "where there is nothing to do, launch nothing"
+            )
+    if not interpreting():
+        return Run(results, tuple(watch.launches), None, None, None)
+    shapes = {each.name: each.tensor.shape for each in watch.guarded}
+    reads, writes = (
+        {name: times.reshape(shapes[name]) for name, times in watch.counts[doing].items()}
+        for doing in ("reads", "writes")
+    )
+    return Run(results, tuple(watch.launches), reads, writes, watch.widest)
 
 
 def _explained(error: BaseException | None) -> str:
@@ -114,21 +128,27 @@ def assert_values(
     )
 
 
-def assert_frugal(done: Run, where: str) -> None:
-    """AssertionError unless one launch touched each element once (as far as can be seen)."""
+def assert_frugal(done: Run, where: str, reads: int = 1, why: str = "") -> None:
+    """AssertionError unless one launch touched each element once (as far as can be seen).
+
+    reads: how often an element may be read; why: what to say to a kernel that reads more often.
+    """
     if (launches := len(done.launches)) != 1:
         names = ", ".join(launch.kernel.__name__ for launch in done.launches)
         raise AssertionError(
             f"{where} the values are right, but it launches {launches} kernels ({names}): one is "
             "enough"
         )
-    for doing, counts in (("reads", done.reads), ("writes", done.writes)):
+    for doing, counts, most, hint in (
+        ("reads", done.reads, reads, why),
+        ("writes", done.writes, 1, ""),
+    ):
         for name, times in (counts or {}).items():
-            if times.size and times.max() > 1:
-                i = int((times > 1).argmax())
+            if times.size and times.max() > most:
+                place = np.argwhere(times > most)[0]
                 raise AssertionError(
-                    f"{where} the values are right, but it {doing} {name}[{i}] {times[i]} times: "
-                    "once is enough"
+                    f"{where} the values are right, but it {doing} {name}{place.tolist()} "
+                    f"{times[tuple(place)]} times: {('once', 'twice')[most - 1]} is enough{hint}"
                 )
 
 
@@ -151,17 +171,22 @@ def assert_compiles(launches: Sequence[Launch]) -> None:
         )
 
 
+def constants(launch: Launch) -> dict[str, object]:
+    """The arguments that a launch compiles in: those declared tl.constexpr, and None and others."""
+    parameters = inspect.signature(launch.kernel.fn).parameters
+    return {
+        name: value
+        for name, value in launch.arguments.items()
+        if "constexpr" in str(parameters[name].annotation)
+        or not isinstance(value, (torch.Tensor, int, float))
+    }
+
+
 def _request(launch: Launch) -> ptx.Request:
     from triton.runtime.jit import mangle_type
 
-    parameters = inspect.signature(launch.kernel.fn).parameters
-    signature, constexprs = {}, {}
-    for name, value in launch.arguments.items():
-        known = "constexpr" in str(parameters[name].annotation)
-        if known or not isinstance(value, (torch.Tensor, int, float)):
-            constexprs[name] = value
-        else:
-            signature[name] = mangle_type(value)
+    known = constants(launch)
+    signature = {k: mangle_type(v) for k, v in launch.arguments.items() if k not in known}
     options = dict(launch.options)
     own = {key: options.pop(key) for key in ("num_warps", "num_stages") if key in options}
-    return ptx.Request(launch.kernel, signature, constexprs, ARCH, **own, options=options)
+    return ptx.Request(launch.kernel, signature, known, ARCH, **own, options=options)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers import compute_roofs, cuda
+from helpers.kernels.contract import apply, checked
 from helpers.triton_mode import on_device_of, tl, triton
 
 DTYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
@@ -69,14 +70,7 @@ def triton_gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def _checked(x: torch.Tensor) -> torch.Tensor:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"GeLU takes a dense tensor, not {type(x).__name__}")
-    if x.layout != torch.strided or x.is_nested:
-        raise TypeError(f"GeLU takes a dense tensor, not {'nested' if x.is_nested else x.layout}")
-    if x.dtype not in DTYPES:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise TypeError(f"GeLU takes {names}, not {x.dtype}")
-    return x
+    return checked(x, "GeLU", DTYPES)
 
 
 def launch_cuda_gelu(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -193,7 +187,4 @@ class _WithGradient(torch.autograd.Function):
 
 
 def _differentiable(x: torch.Tensor, launch: Callable, gradient: Callable) -> torch.Tensor:
-    way = _WithGradient.apply
-    if torch.compiler.is_compiling():  # it would try to look into the interpreter, or the emulator
-        way = torch._dynamo.disable(way)
-    return way(x, launch, gradient)
+    return apply(_WithGradient, x, launch, gradient)
