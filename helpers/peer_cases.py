@@ -1,4 +1,7 @@
-"""What `helpers.peers` times: our kernels, what else does the same, and what nothing can beat."""
+"""What `helpers.peers` times: our kernels, what else does the same, and what nothing can beat.
+
+Softmax has a module of its own, `helpers.softmax_peers`.
+"""
 
 import dataclasses
 import functools
@@ -32,18 +35,81 @@ class Case:
     check: Callable[[Callable], None]
 
 
-def _compiled(function: Callable) -> Callable | str:
+def compiled(function: Callable) -> Callable | str:
     """`function` through torch.compile, for the shapes that it is first called with; or why not.
 
     Compiled when it is first called, and with no other: so no case runs another's kernel.
     """
 
     @functools.cache
-    def compiled() -> Callable:
+    def made() -> Callable:
         torch.compiler.reset()
         return compute_roofs.compiled(function)
 
-    return compute_roofs.compiler_missing() or (lambda *tensors: compiled()(*tensors))
+    return compute_roofs.compiler_missing() or (lambda *tensors: made()(*tensors))
+
+
+def random_tensors(
+    dtype: torch.dtype, n: int, tensors: int, columns: int = 1
+) -> list[torch.Tensor]:
+    """`tensors` of n random elements, fewer where memory is short.
+
+    Their shape is (n // columns, columns), at least one row; (n,) where columns is 1.
+    """
+    n = min(n, largest_power_of_2(free_bytes() / 8 / (tensors + 1)))
+    shape = (n,) if columns == 1 else (max(1, n // columns), columns)
+    return [torch.randn(shape, device=machine.device()).to(dtype) for _ in range(tensors)]
+
+
+def _check(out: torch.Tensor, some: slice | list[int], expected: torch.Tensor) -> Callable:
+    """A check of functions that write `out` or return another tensor, compared at `some`."""
+
+    def check(run):
+        out.fill_(torch.nan)  # what an earlier function wrote must not count
+        returned = run()
+        result = returned if isinstance(returned, torch.Tensor) else out
+        assert_close(result[some], expected)
+        assert result.isfinite().all(), "not all of the output was written"
+
+    return check
+
+
+def case_of(
+    operation: str,
+    tensors: list[torch.Tensor],
+    ours: Callable,
+    peers: dict[str, Callable | str],
+    ceiling: tuple[str, Callable],
+    some: slice | list[int],
+    reference: Callable,
+) -> Case:
+    """A case of functions that take `tensors` and write the last one, or return another.
+
+    some: the part of the result that is compared with `reference` of the same part of the inputs,
+    in float64: all of it would be slow.
+    """
+    *inputs, out = tensors
+
+    def bound(function):
+        return function if isinstance(function, str) else lambda: function(*tensors)
+
+    return Case(
+        operation,
+        str(out.dtype).removeprefix("torch."),
+        "x".join(map(str, out.shape)),
+        ours=bound(ours),
+        peers={name: bound(peer) for name, peer in peers.items()},
+        ceiling=(ceiling[0], bound(ceiling[1])),
+        check=_check(out, some, reference(*(tensor[some].double() for tensor in inputs))),
+    )
+
+
+def copy(x, y):
+    return y.copy_(x)
+
+
+def add(a, b, out):
+    return torch.add(a, b, out=out)
 
 
 def _write_gelu(x, y):
@@ -54,54 +120,21 @@ def _write_gelu_backward(grad, x, dx):
     return dx.copy_(gelu_backward(grad, x, approximate="tanh"))
 
 
-def _gelu_sizes(dtype: torch.dtype, n: int, tensors: int) -> list[torch.Tensor]:
-    """`tensors` of n random elements, fewer where memory is short."""
-    n = min(n, largest_power_of_2(free_bytes() / 8 / (tensors + 1)))
-    return [torch.randn(n, device=machine.device()).to(dtype) for _ in range(tensors)]
-
-
-def _gelu_case(
-    operation: str, ours: Callable, tensors: list, ceiling: str, best: Callable, peers: dict
-) -> Case:
-    """A function of tensors that writes the last one; `peers` take the same tensors."""
-    *inputs, out = tensors
-    few = slice(0, min(len(out), 2**20))
-    exact = [tensor[few].double() for tensor in inputs]
-    if len(exact) == 1:
-        expected = torch.nn.functional.gelu(*exact, approximate="tanh")
-    else:
-        expected = gelu_backward(*exact, approximate="tanh")
-
-    def check(run):
-        out.fill_(torch.nan)  # what an earlier function wrote must not count
-        run()
-        assert_close(out[few], expected)
-        assert out.isfinite().all(), "not all of the output was written"
-
-    def bound(function):
-        return function if isinstance(function, str) else lambda: function(*tensors)
-
-    return Case(
-        operation,
-        str(out.dtype).removeprefix("torch."),
-        str(len(out)),
-        ours=bound(ours),
-        peers={name: bound(peer) for name, peer in peers.items()},
-        ceiling=(ceiling, bound(best)),
-        check=check,
-    )
-
-
 def _gelu_cases(operation: str, ours: Callable, sizes: tuple, more: dict) -> Iterator[Case]:
     for n in sizes:
         for dtype in gelu.DTYPES:
-            tensors = _gelu_sizes(dtype, n, 2)
             peers = {
                 "pytorch": lambda x, y: torch.ops.aten.gelu.out(x, approximate="tanh", out=y),
-                "torch.compile": _compiled(_write_gelu),
+                "torch.compile": compiled(_write_gelu),
             }
-            yield _gelu_case(
-                operation, ours, tensors, "copy", lambda x, y: y.copy_(x), peers | more
+            yield case_of(
+                operation,
+                random_tensors(dtype, n, 2),
+                ours,
+                peers | more,
+                ("copy", copy),
+                slice(2**20),
+                lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
             )
 
 
@@ -126,15 +159,16 @@ def triton_gelu_backward_cases() -> Iterator[Case]:
                 "pytorch": lambda grad, x, dx: gelu_backward.grad_input(
                     grad, x, approximate="tanh", grad_input=dx
                 ),
-                "torch.compile": _compiled(_write_gelu_backward),
+                "torch.compile": compiled(_write_gelu_backward),
             }
-            yield _gelu_case(
+            yield case_of(
                 "triton_gelu_backward",
+                random_tensors(dtype, n, 3),
                 gelu.launch_triton_gelu_backward,
-                _gelu_sizes(dtype, n, 3),
-                "addition",
-                lambda grad, x, dx: torch.add(grad, x, out=dx),
                 peers,
+                ("addition", add),
+                slice(2**20),
+                lambda grad, x: gelu_backward(grad, x, approximate="tanh"),
             )
 
 
@@ -143,17 +177,10 @@ def matmul_cases() -> Iterator[Case]:
     side = min(4096, largest_power_of_2((free_bytes() / 32) ** 0.5))  # three matrices, and some
     a, b, c = (torch.randn(side, side, device=machine.device()) for _ in range(3))
     rows = slice(None, None, max(1, side // 64))  # some of every tile: all of it in fp64 is slow
-    expected = a[rows].double() @ b.double()
 
     def cublas():
         with compute_roofs.tf32_allowed(False):
             torch.mm(a, b, out=c)
-
-    def check(run):
-        c.fill_(torch.nan)  # what an earlier function wrote must not count
-        run()
-        assert_close(c[rows], expected)
-        assert c.isfinite().all(), "not all of the output was written"
 
     yield Case(
         "cuda_matmul_tiled",
@@ -162,7 +189,7 @@ def matmul_cases() -> Iterator[Case]:
         ours=lambda: matmul.launch_registers(a, b, c),
         peers={"pytorch": cublas, "torch.compile": "it calls the same kernel of cuBLAS"},
         ceiling=("cuBLAS fp32", cublas),
-        check=check,
+        check=_check(c, rows, a[rows].double() @ b.double()),
     )
 
 

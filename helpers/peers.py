@@ -1,8 +1,9 @@
 """Our kernels against their peers: `python -m helpers.peers [OPERATION ...]`, on a GPU.
 
 Everything of one operation is timed in one interleaved run: L2 cold, outputs allocated before,
-the median of all rounds. So is its ceiling: for GeLU a copy of the same bytes, for fp32 matmul
-cuBLAS. The table goes to data/measurements/peers_<device>.csv; ratios are of speeds, 1 means equal.
+the median of all rounds. So is its ceiling: for fp32 matmul cuBLAS, else a copy or an addition
+that moves the same bytes. The table goes to data/measurements/peers_<device>.csv; ratios are of
+speeds, 1 means equal.
 """
 
 import argparse
@@ -15,10 +16,11 @@ import torch
 from tqdm import tqdm
 
 from helpers import device as machine
-from helpers import results
+from helpers import peer_cases, results, softmax_peers
 from helpers.bench import in_turn
-from helpers.peer_cases import OPERATIONS, Case
+from helpers.peer_cases import Case
 
+OPERATIONS = peer_cases.OPERATIONS | softmax_peers.OPERATIONS
 COLUMNS = (
     "operation dtype shape ours_ms peer peer_ms ceiling_ms ratio_to_best_peer fraction_of_ceiling "
     "versions date"
@@ -26,7 +28,7 @@ COLUMNS = (
 ROUNDS = 5
 
 
-def compare(case: Case, rounds: int = ROUNDS, budget_ms: float = 30) -> tuple[list[dict], str]:
+def compare(case: Case, rounds: int = ROUNDS, budget_ms: float = 15) -> tuple[list[dict], str]:
     """The rows of one case, a peer each, and what was left out ("" when nothing was).
 
     A peer that fails or computes something else is left out as well; AssertionError when ours does.

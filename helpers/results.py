@@ -19,6 +19,7 @@ from helpers import device as machine
 
 ROOT = Path(__file__).resolve().parent.parent
 LECTURE = ROOT / "data" / "lecture_measurements.csv"
+SOFTMAX_REFERENCES = ROOT / "data" / "softmax_references.csv"
 # The machine that the committed notebooks were run on. Empty while they are being recorded: a
 # machine is not put beside its own past.
 REFERENCE = os.environ.get("LECTURES_REFERENCE", "nvidia_h200")
@@ -191,6 +192,19 @@ def recorded_series(notebook: str, name: str, slug: str = REFERENCE):
 
     path = measurements_path(slug).with_name(f"{slug}.{notebook}.{name}.csv")
     return pd.read_csv(path) if path.exists() else None
+
+
+def softmax_references():
+    """Others' softmax kernels as measured on an H200 (data/README.md), as a pandas frame.
+
+    Added to the file's columns: the numbers "rows" and "columns" of `shape`, and
+    "fraction_of_copy", the bandwidth as a fraction of a copy's in the same run.
+    """
+    import pandas as pd
+
+    table = pd.read_csv(SOFTMAX_REFERENCES)
+    table[["rows", "columns"]] = table["shape"].str.split("x", expand=True).astype(int)
+    return table.assign(fraction_of_copy=table["copy_ms"] / table["ms"])
 
 
 def compare(records: list[dict], claims: list[str] | None = None):

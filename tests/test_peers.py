@@ -1,16 +1,17 @@
 """Our kernels beside their peers: wrong ones are not timed, and the table keeps what it had."""
 
 import math
+import sys
 import types
 
 import pandas as pd
 import pytest
 import torch
 
-from helpers import bench, compute_roofs, peer_cases, peers
+from helpers import bench, compute_roofs, peer_cases, peers, results, softmax_peers
 from helpers.check import assert_close
 from helpers.device import has_cuda
-from helpers.kernels import gelu, matmul
+from helpers.kernels import gelu, matmul, softmax
 
 EXPECTED = torch.arange(8.0, dtype=torch.float64)
 
@@ -260,8 +261,8 @@ def test_gelu_cases_are_right_and_their_check_sees_what_is_not(tiny, times, oper
 
 
 def test_sizes_of_the_gelu_cases(monkeypatch):
-    monkeypatch.setattr(peer_cases, "_gelu_sizes", lambda dtype, n, tensors: [torch.ones(1)] * 2)
-    monkeypatch.setattr(peer_cases, "_gelu_case", lambda *_: None)
+    monkeypatch.setattr(peer_cases, "random_tensors", lambda *_: None)
+    monkeypatch.setattr(peer_cases, "case_of", lambda *_: None)
     assert len(list(peer_cases.cuda_gelu_cases())) == 3
     assert len(list(peer_cases.triton_gelu_cases())) == 15
 
@@ -352,3 +353,188 @@ def test_a_small_card_gets_a_smaller_matmul(monkeypatch):
     monkeypatch.setattr(peer_cases, "free_bytes", lambda: 32 * 100**2)
     (one,) = peer_cases.matmul_cases()
     assert one.shape == "64x64x64"
+
+
+# Softmax
+
+SOFTMAX_PEERS = {  # columns -> the peers that run in fp32 where Liger's is not installed
+    128: {"pytorch"},
+    512: {"pytorch", "lecture"},
+    1024: {"pytorch", "torch.compile"},
+    16384: {"pytorch", "torch.compile", "lecture", "online"},
+    65536: {"pytorch", "online"},
+    131072: {"pytorch", "online"},
+}
+
+
+@pytest.fixture
+def few_rows(tiny, monkeypatch):
+    """64 rows of 128 columns, one of 8,192 and more."""
+    monkeypatch.setattr(peer_cases, "largest_power_of_2", lambda most: 2**13)
+
+
+@pytest.fixture
+def no_liger(monkeypatch):
+    monkeypatch.setattr(softmax_peers, "_liger", lambda: "No module named 'liger_kernel'")
+
+
+def softmax_cases(monkeypatch, *columns: int) -> list[peers.Case]:
+    monkeypatch.setattr(softmax_peers, "COLUMNS", columns)
+    return list(peers.OPERATIONS["triton_softmax"]())
+
+
+@pytest.mark.parametrize("columns", SOFTMAX_PEERS)
+def test_softmax_cases_are_right_and_their_check_sees_what_is_not(
+    few_rows, no_liger, times, monkeypatch, columns
+):
+    for one in softmax_cases(monkeypatch, columns):
+        assert one.shape == f"{max(1, 2**13 // columns)}x{columns}"
+        one.check(one.ours)
+        runs = {name: run for name, run in one.peers.items() if callable(run)}
+        assert set(runs) == SOFTMAX_PEERS[columns]
+        for run in runs.values():
+            one.check(run)
+        for wrong in (one.ceiling[1], lambda: None):
+            with pytest.raises(AssertionError):
+                one.check(wrong)  # a copy is no softmax; what others wrote before does not count
+        assert "liger left out: No module named" in peers.compare(one)[1]
+
+
+def test_dtypes_and_widths_of_the_softmax_cases(tiny, no_liger, monkeypatch):
+    """Where nothing is compiled it is said; 2^28 elements, or the most that whole rows allow."""
+    seen = []
+
+    def tensors(dtype, n, tensors, columns):
+        seen.append((dtype, n, tensors, columns))
+        return [torch.ones(1, columns, dtype=dtype)] * tensors
+
+    monkeypatch.setattr(softmax_peers, "random_tensors", tensors)
+    cases = list(softmax_peers.triton_softmax_cases())
+    assert len(cases) == 25
+    assert {columns for *_, columns in seen} == {
+        *(128, 512, 1024, 4096, 5000, 10007, 16384, 20000, 32768, 65536, 131072, 262144)
+    }
+    assert [columns for dtype, *_, columns in seen if dtype == torch.float16] == [4096]
+    for (_, n, count, columns), one in zip(seen, cases, strict=True):
+        assert (n, count) == (2**28, 2)
+        compiled = one.peers["torch.compile"]
+        assert callable(compiled) == (
+            columns in (1024, 4096, 16384, 32768) and one.dtype != "float16"
+        )
+        assert callable(compiled) or "not compiled" in compiled
+
+    seen.clear()
+    assert len(list(softmax_peers.triton_softmax_backward_cases())) == 8
+    assert {(n, count) for _, n, count, _ in seen} == {(2**28, 3)}
+    assert {columns for *_, columns in seen} == {1024, 4096, 16384, 32768}
+
+
+def test_sizes_follow_the_width_and_the_memory(monkeypatch):
+    def shapes(*arguments):
+        x, *others = peer_cases.random_tensors(*arguments)
+        assert all(other.shape == x.shape and other.dtype == x.dtype for other in others)
+        return len(others) + 1, tuple(x.shape)
+
+    monkeypatch.setattr(peer_cases, "free_bytes", lambda: 8 * 3 * 5000)  # 2^12 elements of each
+    assert shapes(torch.bfloat16, 2**28, 2) == (2, (4096,))
+    assert shapes(torch.float32, 1000, 2, 100) == (2, (10, 100))
+    assert shapes(torch.float32, 2**28, 2, 100) == (2, (40, 100))
+    assert shapes(torch.float32, 2**28, 2, 10007) == (2, (1, 10007))  # never none
+
+
+@pytest.mark.parametrize(
+    "row, seen", [(0, True), (4, True), (5, True), (7, True), (3, "not all of the output")]
+)
+def test_rows_that_the_check_of_softmax_looks_at(few_rows, no_liger, monkeypatch, row, seen):
+    """Values in some of the 8 rows, and in all that they were written."""
+    wrong = torch.nan if isinstance(seen, str) else 0.0
+
+    def launch(x, y):
+        y.copy_(torch.softmax(x, dim=-1))
+        y[row] = wrong
+
+    monkeypatch.setattr(softmax, "launch_triton_softmax", launch)
+    for one in softmax_cases(monkeypatch, 1024):
+        with pytest.raises(AssertionError, match=seen if wrong else "relative error"):
+            one.check(one.ours)
+
+
+def test_softmax_backward_cases_are_right_and_their_check_sees_what_is_not(
+    few_rows, times, monkeypatch
+):
+    cases = list(peers.OPERATIONS["triton_softmax_backward"]())
+    assert [(one.dtype, one.shape) for one in cases[:3]] == [
+        *(("float32", "8x1024"), ("bfloat16", "8x1024"), ("float32", "2x4096"))
+    ]
+    launch = softmax.launch_triton_softmax_backward
+    swapped = lambda y, grad, dx: launch(grad, y, dx)  # noqa: E731
+    for one in cases:
+        for run in (one.ours, one.peers["pytorch"]):
+            one.check(run)
+        for wrong in (one.ceiling[1], lambda: None):
+            with pytest.raises(AssertionError):
+                one.check(wrong)
+        assert peers.compare(one)[1] == ""
+    monkeypatch.setattr(softmax, "launch_triton_softmax_backward", swapped)
+    for one in softmax_peers.triton_softmax_backward_cases():
+        with pytest.raises(AssertionError, match="relative error"):
+            one.check(one.ours)
+
+
+def test_ligers_function_is_taken_where_it_is_and_may_return_its_result(
+    few_rows, times, monkeypatch
+):
+    """A right and a wrong stand-in for liger_kernel.transformers.functional, then none."""
+
+    def compared(function) -> tuple[list[dict], str]:
+        names = (
+            "liger_kernel",
+            "liger_kernel.transformers",
+            "liger_kernel.transformers.functional",
+        )
+        for name in names:
+            monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(liger_softmax=function))
+        if function is None:
+            monkeypatch.setitem(sys.modules, names[-1], None)  # as where it is not installed
+        softmax_peers._liger.cache_clear()
+        one, _ = softmax_cases(monkeypatch, 512)
+        return peers.compare(one)
+
+    try:
+        rows, left_out = compared(lambda x: torch.softmax(x, dim=-1))
+        assert "liger" in {row["peer"] for row in rows} and "liger" not in left_out
+        assert "liger left out: relative error" in compared(lambda x: x.softmax(-1) * 1.01)[1]
+        rows, left_out = compared(None)
+        assert "liger" not in {row["peer"] for row in rows} and "liger left out" in left_out
+    finally:
+        softmax_peers._liger.cache_clear()
+
+
+def test_the_lectures_kernel_takes_one_row_a_program(few_rows, no_liger, monkeypatch):
+    """At 512 columns too, where ours takes two."""
+    grids = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: grids.append((grid, arguments[6:], options))
+
+    monkeypatch.setattr(softmax, "softmax_rows_kernel", Kernel())
+    one = softmax_cases(monkeypatch, 512)[0]
+    one.peers["lecture"]()
+    assert grids == [((16,), (1, 512, 1), {})]
+    one.ours()
+    assert grids[1][0] == (8,)
+
+
+def test_softmax_references():
+    table = results.softmax_references()
+    assert set(table["kernel"]) == {"quack", "liger", "two-pass Triton"}
+    assert set(table["dtype"]) == {"float32", "bfloat16"}
+    assert not table.isna().any(axis=None)
+    assert not table.duplicated(["kernel", "dtype", "shape"]).any()
+    assert (table[["ms", "copy_ms"]] > 0).all(axis=None)
+    assert (table.groupby(["dtype", "shape"])["copy_ms"].nunique() == 1).all()  # one run each
+    itemsize = table["dtype"].map({"float32": 4, "bfloat16": 2})
+    gb_per_s = 2 * table["rows"] * table["columns"] * itemsize / table["copy_ms"] / 1e6
+    assert gb_per_s.between(1900, 4900).all()  # small tensors copy slower; no H200 is faster
+    assert table["fraction_of_copy"].between(0.5, 1.02).all()

@@ -14,7 +14,7 @@ import torch
 import helpers
 from helpers import memory_roofs, ptx
 from helpers.device import device
-from helpers.kernels import gelu
+from helpers.kernels import gelu, softmax, softmax_plans
 from helpers.ptx import triton_source
 from helpers.triton_mode import triton
 
@@ -28,16 +28,17 @@ class Case:
     constexprs: dict
     num_warps: int = 4
     num_stages: int = 3
+    options: dict = dataclasses.field(default_factory=dict)
     architectures: tuple[str, ...] = ptx.ARCHITECTURES
 
     def __str__(self):
-        values = {**self.signature, **self.constexprs, "num_warps": self.num_warps}
+        values = {**self.signature, **self.constexprs, "num_warps": self.num_warps, **self.options}
         return f"{name(self.kernel)}({', '.join(f'{k}={v}' for k, v in values.items())})"
 
     def requests(self) -> list[ptx.Request]:
         """One for each of its architectures."""
         arguments = self.kernel, self.signature, self.constexprs
-        choice = self.num_warps, self.num_stages
+        choice = self.num_warps, self.num_stages, self.options
         return [ptx.Request(*arguments, arch, *choice) for arch in self.architectures]
 
 
@@ -68,12 +69,14 @@ def recorded() -> Iterator[list[Case]]:
 
     def run(kernel, *values, grid, warmup, num_warps=4, num_stages=3, **named):
         parameters = inspect.signature(kernel.fn).parameters
+        options = {k: v for k, v in named.items() if k not in parameters}
+        named = {k: v for k, v in named.items() if k in parameters}
         arguments = dict(zip(parameters, values, strict=False)) | named
         fixed = {k for k, p in parameters.items() if "constexpr" in str(p.annotation)}
         types = {k: specialised(v) for k, v in arguments.items() if k not in fixed}
         signature = {k: kind for k, kind in types.items() if kind is not None}
         constants = {k: v for k, v in arguments.items() if k not in signature}
-        launches.append(Case(kernel, signature, constants, num_warps, num_stages))
+        launches.append(Case(kernel, signature, constants, num_warps, num_stages, options))
 
     interpreter = importlib.import_module("triton.runtime.interpreter")
     kinds = (triton.runtime.JITFunction, interpreter.InterpretedFunction)
@@ -110,10 +113,41 @@ def memory() -> Iterator[Case]:
         yield from launches
 
 
+def softmaxes() -> Iterator[Case]:
+    def launched(columns: int, dtype: torch.dtype, launch=softmax.launch_triton_softmax) -> Case:
+        x = torch.empty(5, columns, dtype=dtype, device=device())
+        tensors = (x, x, x) if launch is backward else (x, x)
+        # As on a GPU, where the programs that share a row run at the same time.
+        gpu = dict(interpreting=lambda: False, programs_at_once=lambda device: 528)
+        with mock.patch.multiple(softmax_plans, **gpu), recorded() as launches:
+            launch(*tensors)
+        (case,) = launches
+        return case
+
+    backward, online = softmax.launch_triton_softmax_backward, softmax.launch_online
+    fp32, bf16, fp16 = torch.float32, torch.bfloat16, torch.float16
+    # Each kernel where it is short of registers: wide rows, and rows that begin anywhere. Left out:
+    # 16-bit rows of 56,000 columns and more, which spill 20 to 390 bytes on most generations.
+    yield launched(4096, fp32)
+    yield launched(65537, fp32)
+    yield launched(131073, fp32)
+    yield launched(10007, bf16, online)
+    yield launched(4096, bf16, backward)
+    yield launched(65536, bf16, backward)
+    for columns, dtype in ((1000, fp16), (1025, fp32), (40003, bf16)):
+        case = launched(columns, dtype)
+        yield dataclasses.replace(case, architectures=("sm_75", "sm_90"))
+    for columns, dtype in ((127, fp32), (10007, fp32)):
+        case = launched(columns, dtype, backward)
+        yield dataclasses.replace(case, architectures=("sm_90",))
+
+
 @functools.cache
 def cases() -> tuple[Case, ...]:
     """All launches, each once."""
-    return tuple({str(case): case for group in (gelus, memory) for case in group()}.values())
+    return tuple(
+        {str(case): case for group in (gelus, memory, softmaxes) for case in group()}.values()
+    )
 
 
 def kernels_without_a_case() -> set[str]:

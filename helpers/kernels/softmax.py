@@ -43,7 +43,8 @@ ROWS_ELEMENTS = 1024  # of the several rows in one program
 REGISTER_COLUMNS = 4096
 ONLINE_BLOCK = 4096
 MOST_TILES = 8  # of the backward kernel, at once
-WIDEST = 2**31 - ONLINE_BLOCK  # offsets within a row are 32 bits wide
+# Offsets within a row are 32 bits wide, and the backward kernel looks at 2^17 elements at once.
+WIDEST = 2**31 - 2**17
 
 
 def manual_softmax(x: torch.Tensor) -> torch.Tensor:
@@ -82,7 +83,7 @@ def compiled_softmax(x: torch.Tensor) -> torch.Tensor:
 def triton_softmax(x: torch.Tensor) -> torch.Tensor:
     """Our Triton kernels, forward and backward; CPU tensors go through Triton's interpreter.
 
-    ValueError for rows of more than 2,147,479,552 elements.
+    ValueError for rows of more than 2,147,352,576 elements.
     """
     return apply(_TritonSoftmax, _checked(x))
 
