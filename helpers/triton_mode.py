@@ -4,6 +4,9 @@
 Triton (macOS, Windows), kernels can still be defined, and only launching one raises ToolMissing.
 """
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from helpers.device import interpreting  # first: it chooses the mode, before Triton is loaded
@@ -57,4 +60,11 @@ def on_device_of(x: torch.Tensor) -> AbstractContextManager:
             f"Triton kernels are {mode} in this process and take {place} tensors, not {x.device}; "
             "TRITON_INTERPRET=1, set before Python starts, chooses the interpreter"
         )
-    return np.errstate(all="ignore") if interpreting() else torch.cuda.device_of(x)
+    return _quiet() if interpreting() else torch.cuda.device_of(x)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a maximum of NaN alone, say
+        yield

@@ -1,6 +1,7 @@
 """Softmax in every way against float64, at the values and layouts that go wrong; on a GPU if any.
 
-Compiled, on a GPU, these tests take about 140 variants of the six kernels, a second each.
+Compiled, on a GPU, these tests take about 200 variants of the six kernels, a second each:
+pytest -n 8 spreads them.
 """
 
 import functools
@@ -36,13 +37,14 @@ def ways() -> list:
 
 
 each_way = pytest.mark.parametrize("way", ways(), ids=lambda way: way.__name__)
+each_eager_way = pytest.mark.parametrize("way", ways()[:3], ids=lambda way: way.__name__)
 
 
 def launch_tiles(x: torch.Tensor, y: torch.Tensor) -> None:
     assert softmax_plans.launch_wide(x, y, split=_split(x, y))
 
 
-def launch_shared(x: torch.Tensor, y: torch.Tensor, parts: int = 3) -> None:
+def launch_shared(x: torch.Tensor, y: torch.Tensor, parts: int = 2) -> None:
     with on_device_of(x):
         softmax_plans.launch_shared(x, y, _split(x, y), parts, programs=2 * parts)
 
@@ -74,7 +76,13 @@ WIDTHS = {
     "tiles": (1025, 2048, 4095, 4097, 5000, 10007, 16384, 65537),
     "shared": (4099, 10007, 16384, 65537),
     "online": (1, 5, 4095, 4096, 4097, 10007, 65537),
-    "chosen": (1, 127, 1025, 4097, 131073),
+    "chosen": (1, 127, 1025, 4097),
+}
+WIDTHS_16_BITS = {
+    "rows": (5, 127, 128, 1000, 1025, 4096),
+    "tiles": (1025, 2048, 4097, 10007),
+    "shared": (4099, 16384),
+    "online": (5, 4097),
 }
 FEW_WIDTHS = {  # for what does not depend on them
     "rows": (5, 1000),
@@ -95,7 +103,7 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 
 
 def randn(*shape, dtype=torch.float32, seed=0) -> torch.Tensor:
-    values = 2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    values = 2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return values.to(DEVICE, dtype)
 
 
@@ -176,24 +184,24 @@ def test_fp32_keeps_the_bound(launch, n):
     assert torch.equal(x, before)
 
 
-@launches({launch: [n for n in WIDTHS[launch] if n < 20_000] for launch in WIDTHS})
+@launches(WIDTHS_16_BITS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_16_bits_are_rounded_once(launch, n, dtype):
     """Computed in fp32, also where fp16 has subnormal results."""
-    x = awkward(n, dtype)
+    x = awkward(n, dtype)[:4]
     assert_softmax(launched(launch, x), x, rescalings(launch, n))
 
 
-def test_a_million_columns():
+@pytest.mark.parametrize(
+    "rows, n, dtype",
+    [(1, 2**20 + 1, torch.float32), (2, 2**17, torch.float32)]
+    + [(2, 2**16 + 1, dtype) for dtype in (torch.float16, torch.bfloat16)],
+    ids=str,
+)
+def test_wide_rows(rows, n, dtype):
     """Case N10."""
-    x = randn(1, 2**20 + 1)
+    x = randn(rows, n, dtype=dtype)
     assert_softmax(softmax.triton_softmax(x), x)
-
-
-def test_wide_rows_of_16_bits():
-    for dtype in (torch.float16, torch.bfloat16):
-        x = randn(3, 2**16 + 1, dtype=dtype)
-        assert_softmax(softmax.triton_softmax(x), x)
 
 
 @pytest.mark.parametrize("rows, parts, n", [(1, 2, 4096), (5, 2, 1027), (2, 7, 1027), (2, 16, 40)])
@@ -208,7 +216,7 @@ def test_any_number_of_programs_can_share_a_row(rows, parts, n):
 def special(n: int, dtype: torch.dtype) -> torch.Tensor:
     """Rows with NaN and infinities, the last three with finite results, and ordinary ones between.
 
-    Of three programs that share a row, some have nothing but -inf.
+    Of the programs that share a row, some have nothing but -inf.
     """
     x = randn(13, n, dtype=dtype)
     x[0] = -INF
@@ -236,7 +244,7 @@ def test_rows_with_nan_and_infinities(launch, n, dtype):
     assert nan == [0, 1, 3, 4, 6, 7] and y[nan].isnan().all()
 
 
-@each_way
+@each_eager_way
 @each_dtype
 def test_all_ways_treat_nan_and_infinities_alike(way, dtype):
     x = special(33, dtype)
@@ -251,7 +259,7 @@ def test_the_rows_of_the_lecture():
     assert y[1, :2].tolist() == pytest.approx([3.783506e-44] * 2, abs=1.5e-45)  # a subnormal unit
 
 
-@each_way
+@each_eager_way
 @each_dtype
 def test_one_column_gives_one(way, dtype):
     largest = torch.finfo(dtype).max
@@ -292,7 +300,7 @@ def test_all_ways_agree(dtype):
         assert_close(other, first.double(), 2 * TOLERANCE[dtype])
 
 
-@each_way
+@each_eager_way
 @each_dtype
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3)])
 def test_empty_tensors(way, dtype, shape):
@@ -362,8 +370,8 @@ LAYOUTS = {  # of a matrix with rows in multiples of 12
 
 @pytest.mark.parametrize(
     "shape, dtype",
-    [((24, 35), dtype) for dtype in DTYPES]
-    + [((24, 40), torch.float32), ((12, 1307), torch.float32), ((12, 1304), torch.bfloat16)],
+    [((24, 35), torch.float32), ((24, 35), torch.float16)]
+    + [((24, 40), torch.bfloat16), ((12, 1307), torch.float32)],
     ids=str,
 )
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -395,7 +403,7 @@ def surrounded(rows: int, n: int, stride: int, fill: float, dtype, start: int = 
 
 
 @launches(FEW_WIDTHS)
-@each_dtype
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_nothing_beside_the_rows_is_read_or_written(launch, n, dtype):
     for x_gap, y_gap, start in ((3, 11, 64), (16, 8, 64), (5, 8, 65)):
         # Tiles are for rows that begin at the same place of 16 bytes as those of y.
@@ -439,7 +447,7 @@ BORDERS = [
     *((FP32, 4100, 0, TILES), (BF16, 4100, 0, TILES), (BF16, 1028, 0, TILES)),
     *((BF16, 4096, 0, ROWS), (BF16, 4104, 0, TILES)),
     *((FP32, 65536, 0, TILES), (FP32, 65537, 0, TILES), (FP32, 65540, 0, SHARED)),
-    *((FP16, 131072, 0, TILES), (FP16, 131079, 0, TILES), (FP16, 131080, 0, SHARED)),
+    *((FP16, 65536, 0, TILES), (FP16, 65543, 0, TILES), (FP16, 65544, 0, SHARED)),
     *((FP32, 2**21, 0, SHARED), (FP32, 2**21 + 1, 0, ONLINE)),
     *((FP16, 2**22, 0, SHARED), (FP16, 2**22 + 8, 0, ONLINE)),
     *((FP32, 1000, 1, ROWS), (FP32, 1001, 1, ROWS), (FP32, 1025, 1, ONLINE)),
@@ -570,7 +578,7 @@ def test_more_elements_than_an_int_counts(shape):
     x[-1, -1] = 30  # beside it nothing is left of the others in 16 bits
     y = softmax.triton_softmax(x)
     assert y[-1, -1] == 1 and y[-1].count_nonzero() == 1
-    assert_close(y[:2, -3:], torch.full((2, 3), 1 / shape[1]), 1 if shape[1] > 2**24 else None)
+    assert y[:2, -3:].eq(torch.tensor(1 / shape[1], dtype=FP16)).all()
 
 
 @triton.jit

@@ -190,6 +190,8 @@ def _slips(ma, da, mb, db, m) -> Iterator[tuple[torch.Tensor, str]]:
         da * (mb - m).exp() + db * (ma - m).exp(),
         "each sum is scaled from the other's maximum and not from its own",
     )
+    for own, other, factor in (("b", "a", (ma - m).exp()), ("a", "b", (mb - m).exp())):
+        yield (da + db) * factor, f"{own}'s sum is scaled with {other}'s factor"
     for slip, name in ((da * (ma - mb).exp() + db, "m_b"), (da + db * (mb - ma).exp(), "m_a")):
         yield slip, f"it is scaled to {name}, which need not be the larger"
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from helpers import cuda, emulator
+from helpers.check import CannotCheck
 from helpers.device import device, has_cuda
 
 UNWRITTEN = -12345.0  # what y holds before
@@ -67,7 +68,7 @@ def run(
         raise AssertionError(str(fault)) from None
     except emulator.Unsupported as reason:
         if not has_cuda():
-            raise AssertionError(f"it cannot be checked on this machine: {reason}") from None
+            raise CannotCheck(reason) from None
     n, there = y.numel(), x.to(device(), copy=True)
     y = torch.full((n + SLACK,), UNWRITTEN, device=device())
     kernel(grid, block, there, y[:n], *sizes)

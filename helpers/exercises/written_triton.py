@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from helpers import ptx
+from helpers.check import CannotCheck
 from helpers.device import interpreting, synchronize
 from helpers.exercises.triton_watch import Guarded, Launch, Watch
 from helpers.exercises.written_kernels import UNWRITTEN
@@ -56,7 +57,7 @@ def run(
             answer(*(each.tensor for each in watch.guarded))
         synchronize()
     except ptx.ToolMissing as reason:
-        raise AssertionError(f"it cannot be checked on this machine: {reason}") from None
+        raise CannotCheck(reason) from None
     except Exception as error:
         if watch.fault:  # the interpreter wraps what is raised inside a kernel
             raise AssertionError(watch.fault) from None
@@ -102,6 +103,8 @@ def _explained(error: BaseException | None) -> str:
             return "Triton's exp and sigmoid take fp32: convert after the load, .to(tl.float32)"
         if "must be a power of 2" in str(error):
             return "the size of a block must be a power of two"
+        if "arg 3 must not be zero" in str(error):
+            return "a loop's step is 0: where there is nothing to do, launch nothing"
         error = error.__cause__
     return ""
 

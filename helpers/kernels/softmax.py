@@ -5,20 +5,20 @@ result is contiguous. Rows with NaN or +inf, and rows of nothing but -inf, becom
 All are differentiable, and all but `compiled_softmax` twice. `triton_softmax` runs beside
 torch.compile, with a graph break, and raises where PyTorch has to look into it.
 
-How `triton_softmax` goes about a row depends on its width. Bandwidths are of a copy's, on an H200.
+How `triton_softmax` goes about a row depends on its width (speeds: shares of a copy's, on an H200):
 
 - up to 1,024 columns: several rows in one program of one warp, 1,024 elements in all. A row alone
-  would keep a warp too short of work: at 512 columns in 16 bits it reaches 0.80, two reach 1.01.
+  would leave too few bytes on the way: at 512 columns in 16 bits it reaches 0.80, two reach 1.01.
 - up to 4,096: a row in one program, held in registers between the looks. Wider ones leave too few
   programs on an SM, and what the next power of two adds to a width is carried along: 5,000 columns
-  in bf16 reach 0.89 so.
-- up to 256 KB, and from 1,025 columns on if rows begin off a 16-byte boundary: in tiles, which find
-  the row again in L1 (`helpers.kernels.softmax_tiles`): 0.96 to 1.02 up to 128 KB of fp32. From
-  65,536 columns on the row-per-program kernel of the lecture spills its registers.
+  in bf16 reach 0.86 to 0.95 so. (The kernel spills with 4 warps, as the lecture has it, from 32,768
+  columns of fp32 on, and with any number of warps from 65,536.)
+- up to 65,536, and from 1,025 on if rows begin off a 16-byte boundary: in tiles, which find the
+  row again on the chip (`helpers.kernels.softmax_tiles`): 0.90 to 1.02.
 - wider: programs share a row, 32 KB each. One program a row would have 132 rows in flight on an
-  H200, at 512 KB 66 MB, and find nothing of them in its 50 MB of L2 at the second look.
-- what no GPU's programs can share (rows above 4 MB for every 32 SMs), and what cannot be read in
-  whole units: the online form, two looks at any width.
+  H200, 66 MB at 131,072 columns of fp32, more than its 60 MB of L2: little would be found again.
+- rows for which there are not enough programs (32 KB for each of four an SM, and 8 MB in all), and
+  tensors that cannot be read in whole units: the online form, two looks at any width.
 """
 
 import functools
@@ -42,7 +42,6 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS_ELEMENTS = 1024  # of the several rows in one program
 REGISTER_COLUMNS = 4096
 ONLINE_BLOCK = 4096
-MOST_TILES = 8  # of the backward kernel, at once
 # Offsets within a row are 32 bits wide, and the backward kernel looks at 2^17 elements at once.
 WIDEST = 2**31 - 2**17
 
@@ -197,12 +196,13 @@ def launch_triton_softmax_backward(y: torch.Tensor, grad: torch.Tensor, dx: torc
                 num_warps=warps,
             )
         else:
-            chosen = plan(columns, 2 * y.itemsize)  # y and grad are read
-            tiles = min(chosen.tiles, MOST_TILES)
+            chosen, size = plan(columns, 2 * y.itemsize), unit(*tensors)  # y and grad are read
+            block, at_once = chosen.block, 32768
+            if size * y.itemsize < VECTOR_BYTES:  # narrow accesses: an address each, in registers
+                block, at_once = block // 2, block
+            tiles = min(triton.cdiv(columns, block), at_once // block, 4)
             softmax_tiles_backward_kernel[(rows,)](
-                *(*tensors, columns, *strides),
-                *(chosen.block, tiles, unit(*tensors)),
-                **chosen.options,
+                *(*tensors, columns, *strides), *(block, tiles, size), **chosen.options
             )
 
 

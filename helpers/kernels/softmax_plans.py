@@ -12,7 +12,7 @@ from helpers.device import interpreting
 from helpers.kernels.softmax_tiles import softmax_shared_kernel, softmax_tiles_kernel
 from helpers.triton_mode import triton
 
-VECTOR_BYTES = 16  # the most that one thread reads in one instruction
+VECTOR_BYTES = 16  # the most that one thread reads in one instruction, up to Hopper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Plan:
     options: dict
 
 
-# Bytes of a row, and the warps for it: the rows in flight on an SM are to fit into 256 KB of L1.
+# KB of a row, and the warps for it: the rows in flight on an SM are to fit into 256 KB of L1.
 WARPS = ((4, 1), (8, 2), (16, 4), (48, 8), (112, 16), (256, 32))
-TILES_BYTES = WARPS[-1][0] * 1024
+TILES_COLUMNS = 65536
 SHARED_BYTES, SHARED_WARPS, SHARED_BLOCK = 32 * 1024, 8, 4096
 PROGRAMS_PER_SM = 4  # with 64 registers for each of 256 threads
 MOST_PARTS = 256
@@ -36,10 +36,12 @@ def plan(columns: int, itemsize: int) -> Plan:
     """For one row a program; itemsize: the bytes that are read for an element."""
     row_kb = columns * itemsize / 1024
     warps = next((warps for kb, warps in WARPS if row_kb <= kb), 32)
-    many = warps == 32 and itemsize > 2
-    block = warps * 32 * (16 if many else 8)
-    registers = 32 if warps == 32 and itemsize == 2 else 64
-    return Plan(block, triton.cdiv(columns, block), dict(num_warps=warps, maxnreg=registers))
+    if warps == 32 and itemsize == 2:
+        warps = 16  # 128 KB: two such rows fit, and in 16 bits there is more to compute
+    block = warps * 32 * 8
+    if row_kb > 112 or columns > 8 * block:  # more tiles would spill: their loads come all at once
+        block *= 2
+    return Plan(block, triton.cdiv(columns, block), dict(num_warps=warps, maxnreg=64))
 
 
 def unit(*tensors: torch.Tensor) -> int:
@@ -65,7 +67,7 @@ def launch_wide(x: torch.Tensor, y: torch.Tensor, split: bool) -> bool:
     if split and rows > 1 and (strides[0] - strides[1]) % size:
         return False
     whole = columns // size * size
-    if whole * x.itemsize <= TILES_BYTES:
+    if whole <= TILES_COLUMNS:
         chosen = plan(whole, x.itemsize)
         softmax_tiles_kernel[(rows,)](
             *(x, y, columns, *strides),
@@ -77,6 +79,7 @@ def launch_wide(x: torch.Tensor, y: torch.Tensor, split: bool) -> bool:
     programs = programs_at_once(x.device)
     if parts > min(MOST_PARTS, programs):
         return False
+    parts = programs // (programs // parts)  # all programs have something to do
     launch_shared(x, y, split, parts, programs)
     return True
 

@@ -1,15 +1,16 @@
-"""Kernels for rows too wide for registers: tiles, looked at three times, read from memory once.
+"""Kernels for wide rows: in tiles, looked at three times and loaded from memory once.
 
 The maximum, the sum of the exponentials, the output: each is a look of its own at the row, and only
-the first goes to memory. The others find the row in the SM's L1, where reading costs next to
-nothing. That is why three looks are faster here than the two of the online form, whose rescaling
-costs registers and a pause after every tile.
+the first goes to memory. The others find the row in the SM's L1, or in L2 where the rows in flight
+are more than L1 holds. Three looks on the chip are faster here than the two of the online form,
+whose rescaling costs registers and a pause after every tile.
 
 `softmax_tiles_kernel`: one program a row. `softmax_shared_kernel`: several programs share a row.
 Each finds maximum and sum (m, d) of its part, hands the pair to the others through memory and takes
 theirs: pairs merge in any order.
 
-exp2 on a GPU makes zero of what is below 1.2e-38; else results are those of `softmax_rows_kernel`.
+exp2 on a GPU makes zero of what is below 1.2e-38; else results agree with those of
+`softmax_rows_kernel` up to rounding.
 """
 
 import helpers.device  # noqa: F401  sets Triton's mode before anything loads Triton
@@ -20,7 +21,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def power(x):
-    """e to the x: two instructions where tl.exp takes five, which keep subnormal results."""
+    """e to the x: two machine instructions on sm_90; tl.exp takes five, to keep subnormals."""
     return tl.exp2(x * LOG2E)
 
 
