@@ -90,5 +90,5 @@ def _assert_time(least_ms: Callable, lecture_bytes: int) -> None:
         ratio = given / expected if expected else math.nan
         hint = next((h for r, h in hints.items() if math.isclose(ratio, r, rel_tol=1e-6)), "")
         raise AssertionError(
-            f"{moved:,} bytes at {gb_per_s} GB/s take {expected:.2f} ms, not {given:.6g}{hint}"
+            f"{moved:,} bytes at {gb_per_s} GB/s take {expected:.6g} ms, not {given:.6g}{hint}"
         )

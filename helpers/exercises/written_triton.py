@@ -93,6 +93,10 @@ def run(
         {name: times.reshape(shapes[name]) for name, times in watch.counts[doing].items()}
         for doing in ("reads", "writes")
     )
+    for name in outputs:
+        if (by_others := writes[name] == 0).any():
+            place = np.argwhere(by_others)[0].tolist()
+            raise AssertionError(f"{where} {name}{place} is not written by a Triton kernel")
     return Run(results, tuple(watch.launches), reads, writes, watch.widest)
 
 
