@@ -42,7 +42,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS_ELEMENTS = 1024  # of the several rows in one program
 REGISTER_COLUMNS = 4096
 ONLINE_BLOCK = 4096
-# Offsets within a row are 32 bits wide, and the backward kernel looks at 2^17 elements at once.
+BACKWARD_ELEMENTS = 2**15  # that the backward kernel looks at, at once
+# Offsets within a row are 32 bits wide, and go beyond its end by what a kernel looks at, at once.
 WIDEST = 2**31 - 2**17
 
 
@@ -197,10 +198,10 @@ def launch_triton_softmax_backward(y: torch.Tensor, grad: torch.Tensor, dx: torc
             )
         else:
             chosen, size = plan(columns, 2 * y.itemsize), unit(*tensors)  # y and grad are read
-            block, at_once = chosen.block, 32768
+            block, at_once = chosen.block, BACKWARD_ELEMENTS
             if size * y.itemsize < VECTOR_BYTES:  # narrow accesses: an address each, in registers
                 block, at_once = block // 2, block
-            tiles = min(triton.cdiv(columns, block), at_once // block, 4)
+            tiles = min(triton.cdiv(columns, block), at_once // block, 4)  # and so on in a loop
             softmax_tiles_backward_kernel[(rows,)](
                 *(*tensors, columns, *strides), *(block, tiles, size), **chosen.options
             )
