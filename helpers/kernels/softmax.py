@@ -3,7 +3,9 @@
 All of them: any shape and strides; fp32, fp16 and bf16 (else TypeError), computed in fp32; the
 result is contiguous. Rows with NaN or +inf, and rows of nothing but -inf, become NaN as in PyTorch.
 All are differentiable, and all but `compiled_softmax` twice. `triton_softmax` runs beside
-torch.compile, with a graph break, and raises where PyTorch has to look into it.
+torch.compile, with a graph break, and raises where PyTorch has to look into it. In fp32, with
+u = 2^-24 and n columns, its relative error is at most u (3 (max x - x) + 3 ln n + 65 + 8 r), r
+being how often the online form rescales; derived in tests/test_softmax.py.
 
 How `triton_softmax` goes about a row depends on its width (speeds: shares of a copy's, on an H200):
 
