@@ -82,13 +82,15 @@ class Parameter:
         return bound
 
 
-def check_memory(name: str, tensor: torch.Tensor) -> None:
-    """TypeError for a tensor whose numbers are not those that its memory holds.
-
-    Also while PyTorch traces: a launch would be missing in what it writes down.
-    """
+def check_traced(name: str, tensor: torch.Tensor) -> None:
+    """TypeError while PyTorch traces: a launch would be missing in what it writes down."""
     if isinstance(tensor, FakeTensor) or get_proxy_mode() is not None:
         raise TypeError(f"{name} is being traced, and PyTorch cannot look into a kernel's launch")
+
+
+def check_memory(name: str, tensor: torch.Tensor) -> None:
+    """TypeError for a tensor whose numbers are not those that its memory holds, or is traced."""
+    check_traced(name, tensor)
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be an ordinary tensor, not {tensor.layout}")
     if tensor.is_neg() or tensor.is_conj():

@@ -64,9 +64,7 @@ def merge(a: State, b: State) -> State:
 def state(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> State:
     """(m, d) of the numbers along `dim`, in x's dtype."""
     if not x.shape[dim]:  # amax refuses; the sum of nothing is 0
-        x = x.new_full((), -torch.inf).expand(
-            [max(1, size) if i == dim % x.dim() else size for i, size in enumerate(x.shape)]
-        )
+        x = torch.full_like(x.sum(dim, keepdim=True), -torch.inf)
     m = x.amax(dim, keepdim=True)
     d = torch.exp(x - torch.where(m == -torch.inf, 0, m)).sum(dim, keepdim=True)
     return (m, d) if keepdim else (m.squeeze(dim), d.squeeze(dim))

@@ -15,6 +15,7 @@ from helpers.device import interpreting  # first: it chooses the mode, before Tr
 import numpy as np
 import torch
 
+from helpers.cuda_source import check_traced
 from helpers.ptx.assembler import ToolMissing
 
 MISSING = (
@@ -50,8 +51,10 @@ def on_device_of(x: torch.Tensor) -> AbstractContextManager:
     kernels warn of no overflow, as a GPU does not.
 
     ToolMissing without Triton; ValueError for a tensor that Triton's mode cannot reach: compiled
-    kernels take tensors on a GPU, interpreted ones tensors on the CPU.
+    kernels take tensors on a GPU, interpreted ones tensors on the CPU. TypeError while PyTorch
+    traces.
     """
+    check_traced("x", x)
     if isinstance(triton, _Missing):
         raise ToolMissing(MISSING)
     mode, place = ("interpreted", "cpu") if interpreting() else ("compiled", "cuda")

@@ -332,3 +332,9 @@ def test_draw_tree_shows_states_and_factors(ax, n):
     assert sum(text.startswith("×") for text in shown) == factors[n]
     orange = [line for line in ax.lines if line.get_color() == online.plots.ORANGE]
     assert len(orange) == factors[n]
+
+
+def test_the_state_of_no_numbers_is_the_identity():
+    for x, dim in ((torch.empty(3, 0), 1), (torch.empty(0, 3), 0)):
+        m, d = online.state(x, dim)
+        assert m.tolist() == [-math.inf] * 3 and d.tolist() == [0] * 3

@@ -25,10 +25,7 @@ from helpers.kernels import softmax, softmax_backward, softmax_plans, softmax_ti
 from helpers.triton_mode import on_device_of
 from tests.test_softmax import assert_softmax, randn, rescalings, slope
 
-pytestmark = [
-    pytest.mark.skipif(not triton_version(), reason="needs Triton"),
-    pytest.mark.filterwarnings("ignore:All-NaN slice"),  # NumPy's, in the interpreter
-]
+pytestmark = pytest.mark.skipif(not triton_version(), reason="needs Triton")
 MODULES = (softmax_tiles, softmax_backward, softmax_plans, softmax)  # each after what it imports
 BESIDE = 1 << 15  # elements before and behind each tensor: a wrong kernel may write there
 FENCE = 3  # a number, not NaN: one that is read from beside x need not show as NaN in y

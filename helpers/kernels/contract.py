@@ -3,7 +3,6 @@
 from collections.abc import Collection
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 
 def checked(x: torch.Tensor, what: str, dtypes: Collection[torch.dtype]) -> torch.Tensor:
@@ -20,9 +19,7 @@ def checked(x: torch.Tensor, what: str, dtypes: Collection[torch.dtype]) -> torc
 
 def apply(function: type[torch.autograd.Function], *arguments):
     """function.apply, which torch.compile goes around: it would try to look into the interpreter,
-    or the emulator. TypeError for a FakeTensor, which has no memory that a kernel could read."""
-    if any(isinstance(argument, FakeTensor) for argument in arguments):
-        raise TypeError(f"{function.__name__.strip('_')} cannot be traced: it launches a kernel")
+    or the emulator."""
     way = function.apply
     if torch.compiler.is_compiling():
         way = torch._dynamo.disable(way)
