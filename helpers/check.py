@@ -31,6 +31,9 @@ EXERCISES = {
     "08.1": "helpers.exercises.softmax:manual_traffic",
     "08.2": "helpers.exercises.merge:merge",
     "08.3": "helpers.exercises.triton_softmax:wide_softmax",
+    "09.1": "helpers.exercises.grouped_order:grouped_order",
+    "10.1": "helpers.exercises.wave_steps:expected_teeth",
+    "10.2": "helpers.exercises.wave_steps:next_step",
 }
 
 

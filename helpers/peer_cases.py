@@ -1,6 +1,6 @@
 """What `helpers.peers` times: our kernels, what else does the same, and what nothing can beat.
 
-Softmax has a module of its own, `helpers.softmax_peers`.
+Softmax and matmul have modules of their own, `helpers.softmax_peers` and `helpers.matmul_peers`.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import torch
 from helpers import compute_roofs
 from helpers import device as machine
 from helpers.check import assert_close
-from helpers.kernels import gelu, matmul
+from helpers.kernels import gelu
 from helpers.memory import free_bytes, largest_power_of_2
 
 gelu_backward = torch.ops.aten.gelu_backward
@@ -61,7 +61,7 @@ def random_tensors(
     return [torch.randn(shape, device=machine.device()).to(dtype) for _ in range(tensors)]
 
 
-def _check(out: torch.Tensor, some: slice | list[int], expected: torch.Tensor) -> Callable:
+def check_of(out: torch.Tensor, some: slice | list[int], expected: torch.Tensor) -> Callable:
     """A check of functions that write `out` or return another tensor, compared at `some`."""
 
     def check(run):
@@ -100,7 +100,7 @@ def case_of(
         ours=bound(ours),
         peers={name: bound(peer) for name, peer in peers.items()},
         ceiling=(ceiling[0], bound(ceiling[1])),
-        check=_check(out, some, reference(*(tensor[some].double() for tensor in inputs))),
+        check=check_of(out, some, reference(*(tensor[some].double() for tensor in inputs))),
     )
 
 
@@ -172,30 +172,8 @@ def triton_gelu_backward_cases() -> Iterator[Case]:
             )
 
 
-def matmul_cases() -> Iterator[Case]:
-    """`cuda_matmul_tiled` in fp32 beside cuBLAS, which torch.mm calls, both without TF32."""
-    side = min(4096, largest_power_of_2((free_bytes() / 32) ** 0.5))  # three matrices, and some
-    a, b, c = (torch.randn(side, side, device=machine.device()) for _ in range(3))
-    rows = slice(None, None, max(1, side // 64))  # some of every tile: all of it in fp64 is slow
-
-    def cublas():
-        with compute_roofs.tf32_allowed(False):
-            torch.mm(a, b, out=c)
-
-    yield Case(
-        "cuda_matmul_tiled",
-        "float32",
-        f"{side}x{side}x{side}",
-        ours=lambda: matmul.launch_registers(a, b, c),
-        peers={"pytorch": cublas, "torch.compile": "it calls the same kernel of cuBLAS"},
-        ceiling=("cuBLAS fp32", cublas),
-        check=_check(c, rows, a[rows].double() @ b.double()),
-    )
-
-
 OPERATIONS: dict[str, Callable[[], Iterator[Case]]] = {
     "cuda_gelu": cuda_gelu_cases,
     "triton_gelu": triton_gelu_cases,
     "triton_gelu_backward": triton_gelu_backward_cases,
-    "cuda_matmul_tiled": matmul_cases,
 }

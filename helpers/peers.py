@@ -1,7 +1,7 @@
 """Our kernels against their peers: `python -m helpers.peers [OPERATION ...]`, on a GPU.
 
 Everything of one operation is timed in one interleaved run: L2 cold, outputs allocated before,
-the median of all rounds. So is its ceiling: for fp32 matmul cuBLAS, else a copy or an addition
+the median of all rounds. So is its ceiling: for matmul cuBLAS, else a copy or an addition
 that moves the same bytes. The table goes to data/measurements/peers_<device>.csv; ratios are of
 speeds, 1 means equal.
 """
@@ -16,11 +16,11 @@ import torch
 from tqdm import tqdm
 
 from helpers import device as machine
-from helpers import peer_cases, results, softmax_peers
+from helpers import matmul_peers, peer_cases, results, softmax_peers
 from helpers.bench import in_turn
 from helpers.peer_cases import Case
 
-OPERATIONS = peer_cases.OPERATIONS | softmax_peers.OPERATIONS
+OPERATIONS = peer_cases.OPERATIONS | softmax_peers.OPERATIONS | matmul_peers.OPERATIONS
 COLUMNS = (
     "operation dtype shape ours_ms peer peer_ms ceiling_ms ratio_to_best_peer fraction_of_ceiling "
     "versions date"
@@ -98,8 +98,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     import pandas as pd
 
-    rows, failed = [], 0
+    failed = 0
     for operation in options.operations or OPERATIONS:
+        rows = []
         for case in tqdm(OPERATIONS[operation](), desc=operation, unit="case", disable=None):
             try:
                 found, left_out = compare(case)
@@ -112,9 +113,10 @@ def main(arguments: list[str] | None = None) -> int:
             rows += found
             if left_out:
                 print(left_out, file=sys.stderr)
-    if rows:
-        keep(rows, options.output or path())
-        print(pd.DataFrame(rows, columns=COLUMNS).drop(columns=["versions", "date"]).to_string())
+        if rows:
+            keep(rows, options.output or path())
+            frame = pd.DataFrame(rows, columns=COLUMNS).drop(columns=["versions", "date"])
+            print(frame.to_string(), flush=True)
     return failed
 
 

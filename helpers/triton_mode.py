@@ -1,6 +1,7 @@
 """Triton in the mode that this machine needs; where it cannot be installed, stand-ins for it.
 
-`from helpers.triton_mode import tl, triton` in place of Triton's two imports. Where there is no
+`from helpers.triton_mode import tl, triton` in place of Triton's two imports; `gluon`, `gl` and
+`hopper` are the language below it, in which layouts and barriers are written out. Where there is no
 Triton (macOS, Windows), kernels can still be defined, and only launching one raises ToolMissing.
 """
 
@@ -42,8 +43,11 @@ class _Missing:
 try:
     import triton
     import triton.language as tl
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia import hopper
 except ImportError:
-    triton = tl = _Missing()
+    triton = tl = gluon = gl = hopper = _Missing()
 
 
 def on_device_of(x: torch.Tensor) -> AbstractContextManager:

@@ -8,7 +8,15 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers import bench, compute_roofs, peer_cases, peers, results, softmax_peers
+from helpers import (
+    bench,
+    compute_roofs,
+    matmul_peers,
+    peer_cases,
+    peers,
+    results,
+    softmax_peers,
+)
 from helpers.check import assert_close
 from helpers.device import has_cuda
 from helpers.kernels import gelu, matmul, softmax
@@ -305,10 +313,17 @@ def test_every_operation_is_measured_for_real(monkeypatch, tiny):
         assert math.isfinite(found["ratio_to_best_peer"])
 
 
+# Matmul
+
+
 @pytest.fixture
-def small_matmul(monkeypatch) -> peers.Case:
-    monkeypatch.setattr(peer_cases, "largest_power_of_2", lambda most: 128)
-    (one,) = peer_cases.matmul_cases()
+def small_sides(tiny, monkeypatch):
+    monkeypatch.setattr(matmul_peers, "largest_power_of_2", lambda most: 128)
+
+
+@pytest.fixture
+def small_matmul(small_sides) -> peers.Case:
+    (one,) = matmul_peers.cuda_matmul_cases()
     return one
 
 
@@ -350,9 +365,40 @@ def test_cublas_is_called_without_tf32_and_the_setting_comes_back(small_matmul, 
 
 
 def test_a_small_card_gets_a_smaller_matmul(monkeypatch):
-    monkeypatch.setattr(peer_cases, "free_bytes", lambda: 32 * 100**2)
-    (one,) = peer_cases.matmul_cases()
+    monkeypatch.setattr(matmul_peers, "free_bytes", lambda: 24 * 100**2)
+    (one,) = matmul_peers.cuda_matmul_cases()
     assert one.shape == "64x64x64"
+
+
+def test_the_triton_matmuls_are_right_and_their_checks_see_what_is_not(
+    small_sides, times, monkeypatch
+):
+    cases = list(matmul_peers.triton_matmul_cases())
+    assert {one.dtype for one in cases} == {"bfloat16", "float16", "float32"}
+    layouts = {one.shape.removeprefix("128x128x128").strip() for one in cases}
+    assert layouts == {"", "nt", "tn", "tt"}
+    fused = list(matmul_peers.triton_matmul_gelu_cases())
+    for one in (*cases[:2], *cases[-5:], fused[0]):
+        for run in (one.ours, *(peer for peer in one.peers.values() if callable(peer))):
+            one.check(run)
+        with pytest.raises(AssertionError):
+            one.check(lambda: None)  # what others wrote before does not count
+    with pytest.raises(AssertionError):
+        fused[0].check(fused[0].ceiling[1])  # the matmul alone is no GeLU
+    assert peers.compare(fused[0])[1] == ""
+    launch = matmul.launch_triton_matmul
+    monkeypatch.setattr(matmul, "launch_triton_matmul", lambda a, b, c, *_: launch(a, b, c, None))
+    with pytest.raises(AssertionError):
+        fused[0].check(fused[0].ours)
+
+
+def test_matmul_cases_are_of_all_sizes(monkeypatch):
+    shapes = []
+    monkeypatch.setattr(matmul_peers, "_case", lambda _, sizes, *__, **___: shapes.append(sizes))
+    for cases in matmul_peers.OPERATIONS.values():
+        list(cases())
+    assert {(n, n, n) for n in (1024, 4095, 4096, 8192, 16384)} <= set(shapes)
+    assert {(8192, 8192, k) for k in (512, 1024, 2048, 16384)} <= set(shapes)
 
 
 # Softmax

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -14,7 +15,15 @@ import torch
 import helpers
 from helpers import memory_roofs, ptx
 from helpers.device import device
-from helpers.kernels import gelu, softmax, softmax_plans
+from helpers.kernels import (
+    gelu,
+    matmul_persistent,
+    matmul_pingpong,
+    matmul_plans,
+    matmul_tiles,
+    softmax,
+    softmax_plans,
+)
 from helpers.ptx import triton_source
 from helpers.triton_mode import triton
 
@@ -141,11 +150,49 @@ def softmaxes() -> Iterator[Case]:
         yield dataclasses.replace(case, architectures=("sm_80", "sm_90"))
 
 
+def matmuls() -> Iterator[Case]:
+    """What each generation is given first; on Hopper all that it could be given."""
+
+    def launched(plan, dtype, arch: str, activation=None, columns=False, precision="ieee") -> Case:
+        a, b, c = (torch.empty(64, 64, dtype=dtype, device=device()) for _ in range(3))
+        more = {"precision": precision} if plan.kernel == "tiles" else {}
+        a = a.t() if columns else a
+        with contextlib.ExitStack() as stack:
+            for module in (matmul_tiles, matmul_persistent):  # as on a GPU
+                stack.enter_context(mock.patch.object(module, "interpreting", lambda: False))
+            for module in (matmul_persistent, matmul_pingpong):
+                stack.enter_context(mock.patch.object(module, "sms", lambda device: 132))
+            launches = stack.enter_context(recorded())
+            matmul_plans.LAUNCHES[plan.kernel](a, b, c, plan.config, activation, **more)
+        (case,) = launches
+        return dataclasses.replace(case, architectures=(arch,))
+
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    for arch in ptx.ARCHITECTURES:
+        capability = divmod(int(arch.removeprefix("sm_")), 10)
+
+        def first(dtype, precision="ieee", described=False, capability=capability):
+            return matmul_plans.plans(capability, dtype, precision, described)[0]
+
+        yield launched(first(bf16), bf16, arch)
+        yield launched(first(fp32), fp32, arch)
+        if arch in ("sm_80", "sm_90"):
+            yield launched(first(fp32, "tf32"), fp32, arch, precision="tf32")
+        if capability[0] == 10:
+            yield launched(first(bf16, described=True), bf16, arch, "gelu")
+    for plan in matmul_plans.HOPPER:
+        yield launched(plan, bf16, "sm_90", "gelu")
+    for plan in matmul_plans.HOPPER[:3]:
+        yield launched(plan, fp16, "sm_90", columns=True)
+
+
 @functools.cache
 def cases() -> tuple[Case, ...]:
     """All launches, each once."""
     return tuple(
-        {str(case): case for group in (gelus, memory, softmaxes) for case in group()}.values()
+        {
+            str(case): case for group in (gelus, memory, softmaxes, matmuls) for case in group()
+        }.values()
     )
 
 
@@ -157,7 +204,7 @@ def kernels_without_a_case() -> set[str]:
     folder = Path(helpers.__file__).parent
     found = set()
     for path in folder.rglob("*.py"):
-        if "\n@triton.jit\n" in path.read_text(encoding="utf-8"):
+        if re.search(r"\n@(triton|gluon)\.jit\n", path.read_text(encoding="utf-8")):
             parts = path.relative_to(folder.parent).with_suffix("").parts
             for value in vars(importlib.import_module(".".join(parts))).values():
                 if isinstance(value, triton.runtime.KernelInterface):

@@ -61,7 +61,7 @@ def compiled_gelu(x: torch.Tensor) -> torch.Tensor:
 
 def cuda_gelu(x: torch.Tensor) -> torch.Tensor:
     """Our CUDA kernel, helpers/kernels/gelu.cu; CPU tensors go through the emulator."""
-    return _differentiable(_checked(x), launch_cuda_gelu, _pytorch_gradient)
+    return _differentiable(_checked(x), launch_cuda_gelu, pytorch_gradient)
 
 
 def triton_gelu(x: torch.Tensor) -> torch.Tensor:
@@ -164,7 +164,8 @@ def _triton_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return dx
 
 
-def _pytorch_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def pytorch_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """grad times GeLU's derivative at x, by PyTorch, so that it can be derived again."""
     return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
 
 
@@ -182,7 +183,7 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         # With gradients enabled here a second derivative is wanted: PyTorch's can be derived again.
-        gradient = _pytorch_gradient if torch.is_grad_enabled() else ctx.gradient
+        gradient = pytorch_gradient if torch.is_grad_enabled() else ctx.gradient
         return gradient(grad, *ctx.saved_tensors), None, None
 
 

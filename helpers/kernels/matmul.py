@@ -1,7 +1,8 @@
-"""C = A B by our CUDA kernels, helpers/kernels/matmul.cu, from the naive one to tiles in registers.
+"""C = A B by our kernels: in Triton, and in CUDA C++ from the naive one to tiles in registers.
 
-A is (m, k), B is (k, n). `cuda_matmul_naive` and `cuda_matmul_tiled` take what torch.mm takes, in
-fp32, fp16 and bf16, and sum in fp32; the launch_ functions write to a matrix that is there already.
+A is (m, k), B is (k, n). All take what torch.mm takes, in fp32, fp16 and bf16, and sum in fp32; the
+launch_ functions write to a matrix that is there already. `triton_matmul`'s kernels are in
+`matmul_tiles`, `matmul_persistent` and `matmul_pingpong`, and `matmul_plans` chooses among them.
 """
 
 import functools
@@ -10,11 +11,14 @@ from collections.abc import Callable
 import torch
 
 from helpers import cuda
-from helpers.kernels.gelu import DTYPES
+from helpers.kernels.contract import apply, checked
+from helpers.kernels.gelu import DTYPES, pytorch_gradient
+from helpers.kernels.matmul_plans import launch_triton_matmul
 
 LARGEST = 2**31 - 1024  # kernels count rows, columns and k in an int, and look one tile ahead
 BLOCK = (32, 8)  # of the naive kernels: a warp is 32 neighbours in x
 MOST_BLOCKS_Y = 65_535
+GRADIENTS = {"gelu": pytorch_gradient}  # of the activations that can be fused
 # The tiles of matmul_registers: BM x BN elements of C a block, TM x TN a thread, steps of BK.
 TILES = {"BM": 128, "BN": 128, "BK": 8, "TM": 8, "TN": 16, "LANES_M": 8}
 
@@ -26,19 +30,32 @@ def cuda_matmul_naive(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     fp32, rounded once. Any strides: an operand whose rows are not dense is copied. ValueError for
     other shapes and for sizes from 2^31 - 1023 on. Differentiable. CPU tensors: in the emulator.
     """
-    return _matmul(a, b, launch_columns)
+    return _matmul(a, b, _dense(launch_columns))
 
 
 def cuda_matmul_tiled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b with tiles in shared memory and in registers; otherwise as `cuda_matmul_naive`."""
-    return _matmul(a, b, launch_registers)
+    return _matmul(a, b, _dense(launch_registers))
 
 
-def _matmul(a: torch.Tensor, b: torch.Tensor, launch: Callable) -> torch.Tensor:
-    for name, x in (("a", a), ("b", b)):
-        if x.dtype not in DTYPES:
-            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-            raise TypeError(f"this matmul takes {names}; {name} is {x.dtype}")
+def triton_matmul(a: torch.Tensor, b: torch.Tensor, activation: str | None = None) -> torch.Tensor:
+    """activation(a @ b) by our Triton kernels; CPU tensors go through Triton's interpreter.
+
+    activation: None or "gelu", applied in fp32 before the result is rounded, in the same kernel.
+    fp32 is multiplied in TF32 where PyTorch's own switch allows it, and only there:
+    `matmul_plans.precision` says which it is. Otherwise as `cuda_matmul_naive`; no operand is
+    copied. The gradient of a fused activation computes a @ b once more, rounded to its dtype.
+    """
+    if activation not in (None, *GRADIENTS):
+        raise ValueError(f"activation is None or {', '.join(GRADIENTS)}, not {activation!r}")
+    return _matmul(a, b, launch_triton_matmul, activation)
+
+
+def _matmul(
+    a: torch.Tensor, b: torch.Tensor, launch: Callable, activation: str | None = None
+) -> torch.Tensor:
+    for x in (a, b):
+        checked(x, "matmul", DTYPES)
     if a.dtype != b.dtype:
         raise TypeError(f"a is {a.dtype} and b is {b.dtype}: convert one of them")
     if a.device != b.device:
@@ -48,35 +65,42 @@ def _matmul(a: torch.Tensor, b: torch.Tensor, launch: Callable) -> torch.Tensor:
         raise ValueError(f"this matmul takes (m, k) and (k, n), not {shapes}")
     if max(*a.shape, *b.shape) > LARGEST:
         raise ValueError(f"rows and columns are at most {LARGEST:,}: {(*a.shape, b.shape[1])}")
-    return _WithGradient.apply(a, b, launch)
+    return apply(_WithGradient, a, b, launch, activation)
 
 
 class _WithGradient(torch.autograd.Function):
-    """C = A B by `launch`, and dA = dC Bᵀ, dB = Aᵀ dC by the same kernel."""
+    """C = f(A B) by `launch`, and dA = dC Bᵀ, dB = Aᵀ dC by the same kernel."""
 
     @staticmethod
-    def forward(ctx, a, b, launch):
+    def forward(ctx, a, b, launch, activation):
         ctx.save_for_backward(a, b)
-        ctx.launch = launch
+        ctx.launch, ctx.activation = launch, activation
         c = a.new_empty(a.shape[0], b.shape[1])
         if a.shape[1] == 0:
-            return c.zero_()
+            return c.zero_()  # of which GeLU is 0 as well
         if c.numel():  # a grid of no blocks cannot be launched
-            launch(_with_dense_rows(a), _with_dense_rows(b), c)
+            # A view that stands for its negative has the positive numbers in memory.
+            more = {"activation": activation} if activation else {}
+            launch(a.resolve_neg(), b.resolve_neg(), c, **more)
         return c
 
     @staticmethod
     def backward(ctx, grad):
         a, b = ctx.saved_tensors
-        needs_a, needs_b, _ = ctx.needs_input_grad
+        needs_a, needs_b, _, _ = ctx.needs_input_grad
+        if ctx.activation:
+            grad = GRADIENTS[ctx.activation](grad, _matmul(a, b, ctx.launch))
         grad_a = _matmul(grad, b.t(), ctx.launch) if needs_a else None
         grad_b = _matmul(a.t(), grad, ctx.launch) if needs_b else None
-        return grad_a, grad_b, None
+        return grad_a, grad_b, None, None
+
+
+def _dense(launch: Callable) -> Callable:
+    return lambda a, b, c: launch(_with_dense_rows(a), _with_dense_rows(b), c)
 
 
 def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
     """x, or a copy where its rows are not dense or overlap: kernels read rows one after another."""
-    x = x.resolve_neg()  # a view that stands for its negative has the positive numbers in memory
     rows, columns = x.shape
     dense = (columns == 1 or x.stride(1) == 1) and (rows == 1 or x.stride(0) >= columns)
     return x if dense else x.contiguous()

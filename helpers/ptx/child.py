@@ -47,6 +47,7 @@ def _compile(request: dict, path: str) -> dict:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     with open(path, "w", encoding="utf-8") as file:  # Triton reads a function's source from a file
         file.write(request["source"])
@@ -57,8 +58,9 @@ def _compile(request: dict, path: str) -> dict:
     kernel = getattr(module, request["name"])
     aligned = {(place,): [["tt.divisibility", 16]] for place in request["multiples_of_16"]}
     target = GPUTarget("cuda", request["arch"], 32)
+    source = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
     compiled = triton.compile(
-        ASTSource(kernel, signature=request["signature"], constexprs=values, attrs=aligned),
+        source(kernel, signature=request["signature"], constexprs=values, attrs=aligned),
         target=target,
         options=request["options"],
     )
@@ -66,7 +68,7 @@ def _compile(request: dict, path: str) -> dict:
     ttgir = _plain(compiled.asm["ttgir"])
     return {
         "ptx": compiled.asm["ptx"],
-        "ttir": _plain(compiled.asm["ttir"]),
+        "ttir": _plain(compiled.asm.get("ttir", "")),
         "ttgir": ttgir,
         "name": metadata.name,
         "shared_bytes": metadata.shared,

@@ -26,7 +26,7 @@ class Compiled:
     """A Triton kernel for one architecture, and what it asks for at a launch."""
 
     ptx: str
-    ttir: str  # Triton's first form: operations on whole tensors, of no particular GPU
+    ttir: str  # Triton's first form: operations on whole tensors, of no particular GPU; Gluon: ""
     ttgir: str  # its second, with the layouts: which thread holds which elements
     name: str
     shared_bytes: int  # a block's, dynamic; ptxas does not see them

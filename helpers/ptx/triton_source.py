@@ -9,7 +9,8 @@ import textwrap
 import types
 from collections.abc import Collection
 
-HEAD = "import triton\nimport triton.language as tl\n"
+HEAD = "import triton\nimport triton.language as tl\nfrom triton.experimental import gluon\n"
+KINDS = {"ConstexprFunction": "triton.constexpr_function", "GluonJITFunction": "gluon.jit"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +100,9 @@ class _Collector:
                 self._definition(used, scope[used])
         # Of the decorators only jit belongs here: @autotune would choose by running the kernel.
         marks = [d for d in node.decorator_list if _called(d).endswith(("jit", "_function"))]
-        kind = "constexpr_function" if type(wrapped).__name__ == "ConstexprFunction" else "jit"
+        kind = KINDS.get(type(wrapped).__name__, "triton.jit")
         words = [ast.unparse(k) for d in marks if isinstance(d, ast.Call) for k in d.keywords]
-        decorator = f"@triton.{kind}({', '.join(words)})" if words else f"@triton.{kind}"
+        decorator = f"@{kind}({', '.join(words)})" if words else f"@{kind}"
         body = "".join(source.splitlines(keepends=True)[node.lineno - 1 :])
         self.parts[name] = f"\n\n{decorator}\n{body.rstrip()}\n"
         return name
