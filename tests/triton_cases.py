@@ -188,12 +188,14 @@ def matmuls() -> Iterator[Case]:
 
 @functools.cache
 def cases() -> tuple[Case, ...]:
-    """All launches, each once."""
-    return tuple(
-        {
-            str(case): case for group in (gelus, memory, softmaxes, matmuls) for case in group()
-        }.values()
-    )
+    """All launches, each once, with all the architectures that it is compiled for."""
+    found = {}
+    for group in (gelus, memory, softmaxes, matmuls):
+        for case in group():
+            known = found[str(case)].architectures if str(case) in found else ()
+            archs = tuple(dict.fromkeys((*known, *case.architectures)))
+            found[str(case)] = dataclasses.replace(case, architectures=archs)
+    return tuple(found.values())
 
 
 def kernels_without_a_case() -> set[str]:
