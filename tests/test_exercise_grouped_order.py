@@ -172,6 +172,21 @@ LOADS_90 = r"the first 9 programs load 90 blocks of A and B, .*, and should load
 IN_3 = "for 9 x 9 tiles in groups of 3, "
 FIRST_TAIL = "for 7 x 5 tiles in groups of 3, "
 EXCHANGED = r"program 1 computes \(1, 0\), not \(0, 1\): rows and columns are exchanged"
+
+
+def group_begins_one_row_down(pid, rows, columns, group):
+    first, place = divmod(pid, group * columns)
+    height = min(group, rows - first * group)
+    return first + place % height, place // height
+
+
+def rest_by_the_own_height(pid, rows, columns, group):
+    first = pid // (group * columns) * group
+    height = min(group, rows - first)
+    place = pid % (height * columns)
+    return first + place % height, place // height
+
+
 WRONG = {
     row_major: IN_3 + LOADS_90 + "row by row, whatever the group: go down its columns",
     column_major: IN_3 + LOADS_90 + "column by column through all rows, whatever the group",
@@ -188,6 +203,8 @@ WRONG = {
     group_index_with_rows: "for 6 x 4 tiles in groups of 2, .*: a group has group . columns = 8 t",
     group_index_with_rows_and_a_tail: "for 6 x 4 tiles in groups of 2, .*: a group has group",
     down_the_group_without_its_start: r"programs 0 and 27 both compute \(0, 0\)",
+    group_begins_one_row_down: r"both compute \(1, 0\): the second group begins 3 rows down, not",
+    rest_by_the_own_height: "the groups before this one have `group` rows: take the rest by group",
     tail_heights_everywhere: FIRST_TAIL + r"program 1 computes \(1, 0\), not \(0, 1\)",
     group_one_more: IN_3 + "the first 9 programs load 63 blocks of A and B, .*should load 54$",
     always_groups_of_3: r"in groups of 1, the first 9 programs load 54 blocks .*should load 90$",

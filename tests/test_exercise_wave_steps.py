@@ -252,6 +252,10 @@ WRONG_TEETH = {
         teeth_of(num_waves, lambda new, old: new > old > 1),
         r"1793 is missing: 1792 has 7 x 14 = 98 tiles, 1 wave, and 1793 has 8 x 15 = 120 tiles, 2",
     ),
+    "every size of later waves": (
+        lambda first, last, sms: [n for n in range(first + 1, last + 1) if num_waves(n, sms) > 1],
+        "1794 is not one: .*; only the first size of a wave is asked for",
+    ),
     "nothing": (lambda *at: [], r"1793 is missing: .* tiles, 2 waves$"),
     "all": (
         lambda first, last, *at: range(first + 1, last + 1),
@@ -402,6 +406,23 @@ WRONG_STEPS = {
     ),
     "without a new row": (multiples_of(0, 0), ""),
     "tile_n's multiples": (multiples_of(1), "; a new row of tiles begins at "),
+    "multiples": (
+        lambda n, gpu, tile, blocks: next(
+            size
+            for size in itertools.count(n + 1)
+            if not all(size % side for side in tile)
+            and num_waves(size, gpu.sms, *tile, blocks) > num_waves(n, gpu.sms, *tile, blocks)
+        ),
+        "it is 1793, not 1920: .*; a wave begins one above a multiple of a tile's side",
+    ),
+    "by eights": (
+        lambda n, gpu, tile, blocks: next(
+            size
+            for size in itertools.count(n + 8, 8)
+            if num_waves(size, gpu.sms, *tile, blocks) > num_waves(n, gpu.sms, *tile, blocks)
+        ),
+        "it is 1793, not 1800: .*; a wave may begin at any size",
+    ),
     "the second wave": (
         lambda n, *at: one_by_one(1, *at),
         r"from n = 1793 .*it is 2561, not 1793: .*N is larger than n",

@@ -105,8 +105,9 @@ MUTANTS = {
 
 @pytest.mark.parametrize("old, new", MUTANTS.values(), ids=MUTANTS)
 def test_a_mutant_is_noticed(tmp_path, old, new):
+    module = changed(tmp_path, old, new)
     with pytest.raises(AssertionError):
-        check(changed(tmp_path, old, new))
+        check(module)
 
 
 def test_computing_in_half_precision_is_refused(tmp_path):

@@ -102,6 +102,7 @@ def test_kernels_are_told_apart_by_the_mark(profiled):
     assert found["tile"].tolist() == ["128x256", "256x64"]
     assert found["alignment"].tolist() == ["?", "1"]
     assert found["others"].tolist() == [1, 0] and found["blocks"].tolist() == [24, 24]
+    assert found["beside"].tolist() == ["fill", ""]
     assert found["us"].tolist() == [23.0, 14.0]
 
 

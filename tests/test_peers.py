@@ -374,7 +374,7 @@ def test_the_triton_matmuls_are_right_and_their_checks_see_what_is_not(
     small_sides, times, monkeypatch
 ):
     cases = list(matmul_peers.triton_matmul_cases())
-    assert {one.dtype for one in cases} == {"bfloat16", "float16", "float32"}
+    assert {one.dtype for one in cases} == {"bfloat16", "float16", "float32", "tfloat32"}
     layouts = {one.shape.removeprefix("128x128x128").strip() for one in cases}
     assert layouts == {"", "nt", "tn", "tt"}
     fused = list(matmul_peers.triton_matmul_gelu_cases())

@@ -91,6 +91,19 @@ def test_sizes_that_make_no_sense(function, arguments, said):
         function(*arguments)
 
 
+@pytest.mark.parametrize("tile", [(256, 128), (128, 256), (64, 192), (96, 160), (1, 1)])
+@pytest.mark.parametrize("num_sms, places", [(1, 1), (76, 1), (108, 1), (132, 2)])
+def test_the_first_tooth_by_brute_force(num_sms, places, tile):
+    one_by_one = (
+        n for n in itertools.count(1) if waves.waves(waves.tiles(n, n, *tile), num_sms, places) > 1
+    )
+    assert waves.first_tooth(num_sms, *tile, places) == next(one_by_one)
+
+
+def test_the_lecture_s_first_teeth():
+    assert [waves.first_tooth(sms, 256, 128) for sms in (76, 108, 132)] == [1537, 1793, 2049]
+
+
 # The schedule
 
 
