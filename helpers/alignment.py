@@ -2,8 +2,8 @@
 
 A row-major matrix of `columns` elements begins its rows at multiples of columns x itemsize bytes.
 A GPU loads up to 16 bytes a thread in one instruction, from multiples of that size only; its tensor
-memory accelerator (TMA, from Hopper on) asks for row lengths that are multiples of 16 bytes. So an
-odd number of 16-bit columns leaves 2 bytes at a time, and no TMA.
+memory accelerator (TMA, from Hopper on) asks for row strides that are multiples of 16 bytes. So if
+rows are dense, an odd number of 16-bit columns leaves 2 bytes at a time, and no TMA.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""A small GPT: the model of nanoGPT, with attention as an argument.
+"""A small GPT: the model of nanoGPT without dropout, with attention as an argument.
 
 model = GPT(GPTConfig(vocabulary=50257))      # 124,439,808 parameters, as GPT-2's smallest
 logits = model(tokens)                        # (batch, sequence, vocabulary)

@@ -1,4 +1,4 @@
-"""Matmuls of many sizes, measured in a shuffled order: a clock that drifts bends no curve.
+"""Matmuls of many sizes, measured in a shuffled order: drift becomes scatter, and bends no curve.
 
 A size may stand several times in a sweep; how far its times differ says how far to trust the rest.
 """
@@ -100,13 +100,13 @@ def matmul_kernels(runs: dict[Hashable, Callable[[], object]]):
     """Which kernel each call launches, as a pandas frame; all calls are in one capture.
 
     Columns: run; tile and alignment (elements) as the name says; blocks, how many are launched;
-    others, the kernels beside it (a split-K sum, say); us, of all of them; name. Empty where no
-    kernel is seen: on a CPU, or where the profiler may not look. ValueError for a call that
-    launches none.
+    others, how many kernels, fills and copies run beside it (a split-K sum, say); beside, their
+    names; us, of all of them; name. Empty where no kernel is seen: on a CPU, or where the profiler
+    may not look. ValueError for a call that launches none.
     """
     import pandas as pd
 
-    names = ["run", "tile", "alignment", "blocks", "others", "us", "name"]
+    names = ["run", "tile", "alignment", "blocks", "others", "beside", "us", "name"]
     if not has_cuda() or not runs:
         return pd.DataFrame(columns=names)
     mark = torch.zeros(1, device=device())
@@ -140,6 +140,7 @@ def matmul_kernels(runs: dict[Hashable, Callable[[], object]]):
             alignment_in(main.full_name) or "?",
             blocks,
             len(found) - 1,
+            ", ".join(dict.fromkeys(kernel.name for kernel in found if kernel is not main)),
             sum(kernel.duration_us for kernel in found),
             main.name,
         )

@@ -61,14 +61,22 @@ def random_tensors(
     return [torch.randn(shape, device=machine.device()).to(dtype) for _ in range(tensors)]
 
 
-def check_of(out: torch.Tensor, some: slice | list[int], expected: torch.Tensor) -> Callable:
-    """A check of functions that write `out` or return another tensor, compared at `some`."""
+def check_of(
+    out: torch.Tensor,
+    some: slice | list[int],
+    expected: torch.Tensor,
+    tolerance: float | None = None,
+) -> Callable:
+    """A check of functions that write `out` or return another tensor, compared at `some`.
+
+    tolerance: as for `assert_close`.
+    """
 
     def check(run):
         out.fill_(torch.nan)  # what an earlier function wrote must not count
         returned = run()
         result = returned if isinstance(returned, torch.Tensor) else out
-        assert_close(result[some], expected)
+        assert_close(result[some], expected, tolerance)
         assert result.isfinite().all(), "not all of the output was written"
 
     return check

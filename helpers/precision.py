@@ -12,10 +12,11 @@ BITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
 
 
 def to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """fp32 numbers rounded to TF32: 11 bits, to the nearest, ties away from zero.
+    """Numbers rounded to fp32 and then to TF32: 11 bits, to the nearest, ties away from zero.
 
     As the PTX instruction cvt.rna.tf32.f32 does (PTX ISA, "cvt"). Infinities and NaN stay.
     """
+    x = x.detach().float().resolve_neg()
     bits = x.view(torch.int32)
     # Half a step is added to the magnitude, then the 13 bits below are cut off.
     rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
@@ -27,6 +28,8 @@ def matmul_in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
     A library splits long sums into parts, which rounds less; a GPU's thread adds in this order.
     """
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(f"(m, k) and (k, n) please, not {tuple(a.shape)} and {tuple(b.shape)}")
     a, b = a.float(), b.float()
     c = torch.zeros(a.shape[0], b.shape[1], device=a.device)
     for p in range(a.shape[1]):
@@ -39,7 +42,7 @@ def emulated_matmul(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.T
 
     Operands are rounded first; sums are in fp32, and 16-bit results are rounded once more. tf32x3
     takes each operand apart into two TF32 numbers, leaves out the product of the small parts, and
-    adds up what they make with the large ones on its own.
+    adds up what they make with the large ones on its own; what is infinite in TF32 becomes NaN.
     """
     if precision == "tf32x3":
         (a, rest_a), (b, rest_b) = _in_two(a), _in_two(b)

@@ -29,12 +29,14 @@ class Fit:
 def fit(num_tiles: Sequence[int], times_ms: Sequence[float], slots: int) -> Fit:
     """The law of steps for a GPU of so many slots.
 
-    ValueError unless there is a finite time for each count, of at least two numbers of waves, and
-    the times are not all the same.
+    ValueError unless there is a finite time for each count of at least one tile, of at least two
+    numbers of waves, and the times are not all the same.
     """
     if slots < 1 or slots % 1:
         raise ValueError(f"slots must be a whole number of at least 1, not {slots}")
     times = np.asarray(times_ms, dtype=float)
+    if not (np.asarray(num_tiles) >= 1).all():
+        raise ValueError("a number of tiles is at least 1")
     waves = _waves(num_tiles, slots)
     if times.shape != waves.shape or not np.isfinite(times).all():
         raise ValueError("each number of tiles needs a finite time")
@@ -52,8 +54,8 @@ def fit(num_tiles: Sequence[int], times_ms: Sequence[float], slots: int) -> Fit:
 def explained_beyond_a_line(steps: Fit, num_tiles: Sequence[int], times_ms) -> float:
     """The share of what a straight line leaves unexplained that the steps explain.
 
-    A line follows w even steps closely: it explains about 1 - 1/w^2 of their variance, 94% of four.
-    Negative when the line is better.
+    A line follows w equal steps closely: it explains about 1 - 1/w^2 of their variance, of four
+    94%. Negative when the line is better.
     """
     line = fit(num_tiles, times_ms, slots=1)
     return 1 - steps.residual_ms2 / line.residual_ms2 if line.residual_ms2 else -math.inf
@@ -68,7 +70,10 @@ def likely_slots(
     """
     if candidates is None:
         candidates = range(1, max(num_tiles) // 2 + 1)
-    fits = [fit(num_tiles, times_ms, slots) for slots in candidates]
+    tried = [slots for slots in candidates if len(set(_waves(num_tiles, slots))) > 1]
+    if not tried:
+        raise ValueError("no number of slots gives these tiles two numbers of waves")
+    fits = [fit(num_tiles, times_ms, slots) for slots in tried]
     best = min(each.residual_ms2 for each in fits)
     same = [each.slots for each in fits if each.residual_ms2 <= best * (1 + 1e-9)]
     return min(same), max(same)
@@ -83,7 +88,9 @@ def grid_of(num_tiles: int) -> tuple[int, int]:
 
 
 def tile_counts(slots: int, waves: int = 4, per_wave: int = 14, narrowest: int = 4) -> list[int]:
-    """Numbers of tiles from 1 to waves x slots to measure: even ones, and all around the borders.
+    """Numbers of tiles to measure, from 1 to waves x slots: evenly spread, and all around borders.
+
+    A border is a full wave; the counts from 3 below to 6 above it are taken.
 
     Left out are those whose most nearly square grid has fewer than `narrowest` rows, such as
     primes: long strips of tiles share little, and memory would be measured in place of waves.

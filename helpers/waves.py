@@ -9,6 +9,7 @@ A wave is as many blocks as the GPU holds at once. The last wave is rarely full.
 
 import dataclasses
 import heapq
+import itertools
 import math
 import sys
 from collections.abc import Iterable
@@ -88,6 +89,14 @@ def utilisation(num_blocks: int, num_sms: int, blocks_per_sm: int = 1) -> float:
     """The share of the places for blocks, over all waves, that have one; 0 without blocks."""
     places = waves(num_blocks, num_sms, blocks_per_sm) * num_sms * blocks_per_sm
     return num_blocks / places if places else 0.0
+
+
+def first_tooth(num_sms: int, tile_m: int, tile_n: int, blocks_per_sm: int = 1) -> int:
+    """The smallest n whose n x n result has more tiles than the GPU holds at once."""
+    _positive(num_sms=num_sms, tile_m=tile_m, tile_n=tile_n, blocks_per_sm=blocks_per_sm)
+    # A row or column of tiles begins one above a multiple of its side.
+    sizes = itertools.count(1, math.gcd(tile_m, tile_n))
+    return next(n for n in sizes if tiles(n, n, tile_m, tile_n) > num_sms * blocks_per_sm)
 
 
 def blocks_per_sm(

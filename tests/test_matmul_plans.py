@@ -13,6 +13,7 @@ from helpers.device import device, has_cuda, interpreting, triton_version
 from helpers.kernels import matmul_plans
 from helpers.kernels.matmul_plans import (
     HOPPER,
+    HOPPER_TF32,
     INTERPRETED,
     LAUNCHES,
     MOST_TRIED,
@@ -73,8 +74,9 @@ def test_the_shared_memory_of_a_block(capability):
 
 
 def test_what_the_ring_takes():
-    assert ring_bytes(Config(128, 256, 64, stages=3), 2) == 3 * (128 * 64 + 64 * 256) * 2
-    assert ring_bytes(Config(64, 16, 32, stages=2), 4) == 2 * (64 * 32 + 32 * 16) * 4
+    assert ring_bytes(Config(128, 256, 64, stages=3), 2, True) == 3 * (128 * 64 + 64 * 256) * 2
+    assert ring_bytes(Config(128, 256, 64, stages=3), 2, False) == 2 * (128 * 64 + 64 * 256) * 2
+    assert ring_bytes(Config(64, 16, 32, stages=2), 4, False) == (64 * 32 + 32 * 16) * 4
 
 
 @pytest.mark.parametrize("capability, dtype, multiplied, described", ASKED, ids=str)
@@ -86,7 +88,8 @@ def test_plans_fit(capability, dtype, multiplied, described):
     limit = 1024 * (227 if capability[0] == 10 else SHARED_KB[capability])
     for plan in found:
         c = plan.config
-        assert 0 < plan.rate <= 1 and ring_bytes(c, dtype.itemsize) <= limit
+        takes = ring_bytes(c, dtype.itemsize, asynchronous=capability[0] in (9, 10))
+        assert 0 < plan.rate <= 1 and takes <= limit
         for side in (c.tile_m, c.tile_n, c.tile_k):
             assert side >= 16 and side & (side - 1) == 0
         assert c.tile_m * c.tile_n <= 128 * 32 * c.warps  # half of a thread's registers for C
@@ -108,7 +111,8 @@ def test_which_kernels_a_generation_has():
     # What has room for everything is given everything.
     assert plans((9, 0), BF16, "ieee", False) == plans((8, 0), BF16, "ieee", True) == TILES_16_BITS
     assert plans((9, 0), FP32, "ieee", True) == plans((8, 0), FP32, "ieee", True) == TILES_FP32
-    assert plans((9, 0), FP32, "tf32", True) == plans((8, 0), FP32, "tf32", True) == TILES_TF32
+    assert plans((8, 0), FP32, "tf32", True) == plans((10, 0), FP32, "tf32", True) == TILES_TF32
+    assert plans((9, 0), FP32, "tf32", True) == HOPPER_TF32
     assert all(plans((7, 5), dtype, "ieee", True) == TURING for dtype in DTYPES)
 
 
@@ -308,7 +312,8 @@ def hopper(monkeypatch, launches):
             assert run()
         return {plan: len(runs) - place for place, plan in enumerate(runs)}  # the last is best
 
-    monkeypatch.setattr(matmul_plans, "_chosen", {})
+    for kept in ("_predicted", "_fastest"):
+        monkeypatch.setattr(matmul_plans, kept, {})
     monkeypatch.setattr(matmul_plans, "in_turn", in_turn)
     monkeypatch.setattr(matmul_plans, "sms", lambda device: 132)
     monkeypatch.setattr(matmul_plans.machine, "interpreting", lambda: False)
@@ -376,8 +381,10 @@ def test_nothing_is_timed_in_smoke_or_while_a_graph_is_captured_or_for_small_siz
         plans((9, 0), FP16, "ieee", described=False)
     )
     assert not hopper.timed and not hopper.launches.launched
-    plans_for(*abc)  # now it may be
+    chosen = plans_for(*abc)  # now it may be
     assert len(hopper.timed) == 1
+    hopper.capturing = True  # what was found before is what is captured
+    assert plans_for(*abc) == chosen != predicted
 
 
 @pytest.mark.parametrize(
@@ -399,7 +406,7 @@ def test_what_has_no_descriptor_is_read_through_pointers(hopper, change):
 
 def test_fp32_by_what_it_is_multiplied_in(hopper, monkeypatch):
     abc = matrices(64, 64, 64, FP32)
-    for multiplied, expected in (("ieee", TILES_FP32), ("tf32", TILES_TF32), ("ieee", TILES_FP32)):
+    for multiplied, expected in (("ieee", TILES_FP32), ("tf32", HOPPER_TF32), ("ieee", TILES_FP32)):
         monkeypatch.setattr(matmul_plans, "precision", lambda *_, found=multiplied: found)
         assert set(plans_for(*abc)) == set(expected)
 
@@ -413,11 +420,11 @@ def test_the_interpreter_has_one_plan(monkeypatch):
 
 @pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
 def test_the_tuned_matmul_is_right(monkeypatch):
-    monkeypatch.setattr(matmul_plans, "_chosen", {})
+    monkeypatch.setattr(matmul_plans, "_fastest", {})
     monkeypatch.setattr(matmul_plans.machine, "profile", lambda: "full")
     a, b = operands(2048, 2048, 2048, BF16)
     c = torch.empty_like(a)
     launch_triton_matmul(a, b, c)
-    (found,) = matmul_plans._chosen.values()
+    (found,) = matmul_plans._fastest.values()
     assert 2 <= len(found) <= MOST_TRIED
     assert_product(c[:100], a[:100], b)

@@ -117,8 +117,21 @@ def test_the_expected_error_is_the_emulated_one(name, k):
         (lambda: expected_error(4, "fp8"), "precision must be"),
         (lambda: emulated_matmul(torch.ones(2, 2), torch.ones(2, 2), "fp8"), "precision must be"),
         (lambda: precision.rounding_error(0), "bits must be"),
+        (
+            lambda: emulated_matmul(torch.ones(2, 4), torch.ones(5, 3), "fp32"),
+            "not .2, 4. and .5, 3",
+        ),
+        (lambda: emulated_matmul(torch.ones(2, 4), torch.ones(4), "fp32"), "and .4,."),
     ],
 )
 def test_bad_input(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def test_other_dtypes_and_views_are_rounded_as_fp32():
+    x = torch.randn(4, 3)
+    assert torch.equal(precision.to_tf32(x.bfloat16()), x.bfloat16().float())
+    assert torch.equal(precision.to_tf32(x.double()), precision.to_tf32(x))
+    assert torch.equal(precision.to_tf32(torch._neg_view(x)), precision.to_tf32(-x))
+    assert torch.equal(precision.to_tf32(x.t()), precision.to_tf32(x).t())

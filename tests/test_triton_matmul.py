@@ -288,6 +288,7 @@ DESCRIBED = {
     "a number, expanded": (M[:1, :1].expand(64, 64), False),
     "overlapping": (M.as_strided((5, 20), (8, 1)), False),
     "overlapping columns": (M.as_strided((20, 5), (1, 8)), False),
+    "rows too far apart": (torch.ones(64, dtype=FP16).as_strided((1, 64), (2**40, 1)), False),
 }
 
 
@@ -490,6 +491,29 @@ def test_gradients_of_one_operand(activation, needs_a, needs_b):
         assert (of.grad is not None) == wanted
         if wanted:
             assert_close(of.grad, reference.grad)
+
+
+def test_only_what_the_gradient_needs_is_kept():
+    a, b = operands(9, 20, 13)
+    x = a.clone().requires_grad_()
+    c = triton_matmul(x, b)
+    with torch.no_grad():
+        x.zero_()  # dA needs b alone, as with torch.mm
+    c.sum().backward()
+    assert_close(x.grad, b.double().sum(1).expand(9, 20))
+    c = triton_matmul(x, b)
+    b.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        c.sum().backward()
+
+
+@pytest.mark.parametrize("sign, slope", [(-1, 0.0), (1, 2.0)])
+def test_the_slope_beyond_the_end_of_fp16(sign, slope):
+    """a @ b is infinite in fp16, which GeLU's own value at -inf is not."""
+    a = torch.tensor([[sign * 6e4]], device=DEVICE, dtype=FP16, requires_grad=True)
+    b = torch.full((1, 1), 2.0, device=DEVICE, dtype=FP16)
+    triton_matmul(a, b, "gelu").backward()
+    assert a.grad.item() == slope
 
 
 @each_activation

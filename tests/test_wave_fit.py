@@ -95,11 +95,19 @@ def test_slots_that_no_sample_tells_apart_are_all_named():
         ([1, 2], [1.0, 2.0], 2),  # one wave only
         ([1, 2], [1.0, 1.0], 1),
         ([], [], 1),
+        ([0, 2], [1.0, 2.0], 1),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(counts, times, slots):
     with pytest.raises(ValueError):
         wave_fit.fit(counts, times, slots)
+
+
+def test_slots_with_one_height_are_passed_over():
+    assert wave_fit.likely_slots([30, 31, 40], [1.0, 2.0, 3.0]) is not None
+    for counts, candidates in (([1], None), ([1, 2], []), ([3, 4], [7])):
+        with pytest.raises(ValueError, match="no number of slots"):
+            wave_fit.likely_slots(counts, [1.0] * len(counts), candidates)
 
 
 def test_grids_are_the_most_nearly_square():

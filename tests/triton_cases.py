@@ -176,7 +176,7 @@ def matmuls() -> Iterator[Case]:
 
         yield launched(first(bf16), bf16, arch)
         yield launched(first(fp32), fp32, arch)
-        if arch in ("sm_80", "sm_90"):
+        if arch in ("sm_80", "sm_86", "sm_90"):
             yield launched(first(fp32, "tf32"), fp32, arch, precision="tf32")
         if capability[0] == 10:
             yield launched(first(bf16, described=True), bf16, arch, "gelu")

@@ -52,7 +52,8 @@ def grouped_order(answer: Callable) -> None:
 
 
 def _tile(given: object, where: str) -> tuple[int, int]:
-    numbers = given if isinstance(given, tuple | list) else ()
+    numbers = given.tolist() if hasattr(given, "tolist") else given  # an array or a tensor
+    numbers = numbers if isinstance(numbers, tuple | list) else ()
     whole = all(isinstance(each, Integral) and not isinstance(each, bool) for each in numbers)
     if len(numbers) != 2 or not whole:
         raise AssertionError(f"{where} needs two whole numbers, (row, column), not {given!r}")
@@ -114,6 +115,26 @@ def _slips(rows: int, columns: int, group: int) -> Iterator[tuple[Order, str]]:
     yield [(row % rows, column) for row, column in full], tail
     exchanged = [_in_full_groups(pid, group, rows) for pid in pids]
     yield exchanged, f"a group has group * columns = {group * columns} tiles, not group * rows"
+    places = [divmod(pid, group * columns) for pid in pids]
+    heights = [min(group, rows - index * group) for index, _ in places]
+    yield (
+        [
+            (index + place % height, place // height)
+            for (index, place), height in zip(places, heights, strict=True)
+        ],
+        f"the second group begins {group} rows down, not one",
+    )
+    taken = [
+        (pid, index * group, max(1, min(group, rows - index * group)))
+        for pid, (index, _) in enumerate(places)
+    ]
+    yield (
+        [
+            (first + pid % (height * columns) % height, pid % (height * columns) // height)
+            for pid, first, height in taken
+        ],
+        "the groups before this one have `group` rows: take the rest by group * columns",
+    )
 
 
 def _in_full_groups(pid: int, group: int, tiles_in_row: int) -> tuple[int, int]:

@@ -46,11 +46,9 @@ class Setting:
     def counted(self, n: int) -> str:
         """N's tiles and waves in words: "2049 has 9 x 17 = 153 tiles, 2 waves"."""
         rows, columns = (math.ceil(n / side) for side in self.tile)
-        num_tiles, num_waves = (
-            f"{count} {what}{'s' * (count > 1)}"
-            for count, what in ((self.tiles(n), "tile"), (self.waves(n), "wave"))
-        )
-        return f"{n} has {rows} x {columns} = {num_tiles}, {num_waves}"
+        counts = ((self.tiles(n), "tile"), (self.waves(n), "wave"))
+        said = ", ".join(f"{count} {what}{'s' * (count > 1)}" for count, what in counts)
+        return f"{n} has {rows} x {columns} = {said}"
 
 
 # What is often computed for the waves of N, and what to say to it. Each grows with N.
@@ -125,8 +123,7 @@ def expected_teeth(tflop_per_s: Callable, answer: Callable) -> None:
 def next_step(answer: Callable) -> None:
     """AssertionError unless answer(n, gpu, tile, blocks_per_sm) is the next size with more waves.
 
-    The smallest N > n whose N x N result needs more waves than n's; `gpu` is a specs.GPU, `tile`
-    the rows and columns of a tile.
+    `gpu` is a specs.GPU, `tile` the rows and columns of a tile.
     """
     for n, at in _sizes_to_start_from():
         given = answer(n, at.gpu, at.tile, at.blocks_per_sm)
@@ -156,9 +153,9 @@ def _assert_rate(tflop_per_s: Callable) -> None:
             raise AssertionError(f"it needs a number of TFLOP/s, not {given!r}")
         if math.isclose(given, expected, rel_tol=1e-6):
             continue
+        hint = next((f": {h}" for r, h in hints.items() if math.isclose(given, r * expected)), "")
         said = f"a matmul of n = {n} in {ms} ms is {expected:.6g} TFLOP/s, not {given:.6g}"
-        hint = next((h for r, h in hints.items() if math.isclose(given, r * expected)), "")
-        raise AssertionError(f"{said}: {hint}" if hint else said)
+        raise AssertionError(said + hint)
 
 
 def _here() -> specs.GPU:
@@ -223,6 +220,8 @@ def _why_teeth(sizes: list[int], first: int, last: int, n: int, at: Setting) -> 
         return "; `first` itself is not asked for"
     if sizes and all(i > 0 and at.waves(i) < at.waves(i + 1) for i in sizes):
         return "; give the first size with more waves, not the last before it"
+    if set(sizes) == {i for i in range(first + 1, last + 1) if at.waves(i) > at.waves(first)}:
+        return "; only the first size of a wave is asked for"
     for slip, hint in _SLIPS:
         # Empty lists are alike, whatever made them.
         if sizes and sizes == _teeth(lambda i, slip=slip: slip(i, at), first, last):
@@ -242,8 +241,10 @@ def _why_step(given: int, expected: int, n: int, at: Setting) -> str:
     for slip, hint in _SLIPS:
         if slip(n, at) == slip(given - 1, at) < slip(given, at):
             return f"; {hint}"
+    if given > expected and not all(given % side for side in at.tile):
+        return "; a wave begins one above a multiple of a tile's side, not at the multiple"
     rows, columns = at.tile
     for what, side, other in (("row", rows, columns), ("column", columns, rows)):
         if expected % side == 1 and expected % other != 1 and given % other == 1:
             return f"; a new {what} of tiles begins at {expected}, and counts as well"
-    return ""
+    return "; a wave may begin at any size" if at.waves(given) == at.waves(expected) else ""

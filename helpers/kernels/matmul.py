@@ -73,7 +73,9 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, a, b, launch, activation):
-        ctx.save_for_backward(a, b)
+        needs_a, needs_b, *_ = ctx.needs_input_grad  # dA needs b, and dB needs a
+        saved = (a, b) if activation else (a if needs_b else None, b if needs_a else None)
+        ctx.save_for_backward(*saved)
         ctx.launch, ctx.activation = launch, activation
         c = a.new_empty(a.shape[0], b.shape[1])
         if a.shape[1] == 0:
@@ -89,7 +91,9 @@ class _WithGradient(torch.autograd.Function):
         a, b = ctx.saved_tensors
         needs_a, needs_b, _, _ = ctx.needs_input_grad
         if ctx.activation:
-            grad = GRADIENTS[ctx.activation](grad, _matmul(a, b, ctx.launch))
+            most = torch.finfo(a.dtype).max  # beyond fp16's end the slope is 0 or 1, not inf - inf
+            product = _matmul(a, b, ctx.launch).clamp(-most, most)
+            grad = GRADIENTS[ctx.activation](grad, product)
         grad_a = _matmul(grad, b.t(), ctx.launch) if needs_a else None
         grad_b = _matmul(a.t(), grad, ctx.launch) if needs_b else None
         return grad_a, grad_b, None, None

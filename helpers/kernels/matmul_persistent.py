@@ -1,7 +1,7 @@
-"""C = A B for Hopper and later, in Triton: one program an SM, and the copy engine (TMA).
+"""C = A B for Hopper and later, in Triton: one program an SM, and the tensor memory accelerator.
 
 A program takes tile after tile of C. Tensor descriptors say where a matrix lies, so that one thread
-asks for a tile of it and the engine computes all addresses, also at the edges.
+asks for a tile of it and that engine (TMA) computes all addresses, also at the edges.
 """
 
 import functools
@@ -12,11 +12,15 @@ import helpers.device  # noqa: F401  sets Triton's mode before anything loads Tr
 # isort: split
 import torch
 
+from helpers import waves
 from helpers.device import interpreting
 from helpers.kernels.matmul_tiles import Config, activate, tile_of
 from helpers.triton_mode import on_device_of, tl, triton
 
-UNIT_BYTES = 16  # where the copy engine's rows may begin
+UNIT_BYTES, MOST_BYTES = (
+    16,
+    2**40,
+)  # TMA's rows begin at multiples of 16 bytes, less than 2^40 apart
 
 
 @triton.jit
@@ -63,7 +67,8 @@ def has_descriptor(x: torch.Tensor) -> bool:
     dense, leading = x.stride()[::-1] if not columns else x.stride()
     size = x.shape[0 if columns else 1]
     unit = UNIT_BYTES // x.itemsize
-    return x.data_ptr() % UNIT_BYTES == 0 and dense == 1 and leading % unit == 0 and leading >= size
+    strides = dense == 1 and leading % unit == 0 and size <= leading < MOST_BYTES // x.itemsize
+    return strides and x.data_ptr() % UNIT_BYTES == 0
 
 
 def descriptor(x: torch.Tensor, rows: int, columns: int, make: Callable) -> tuple[object, bool]:
@@ -79,6 +84,19 @@ def descriptor(x: torch.Tensor, rows: int, columns: int, make: Callable) -> tupl
     return make(x, list(x.shape), list(x.stride()), block), by_columns
 
 
+def described(a, b, c, config: Config, make: Callable, c_columns: int):
+    """(descriptors of a, b and c, m, n, k), (whether a's and b's columns are dense), the tiles.
+
+    c_columns: the width of the blocks that are written; `make` as for `descriptor`.
+    """
+    (m, k), n = a.shape, b.shape[1]
+    a_matrix, a_columns = descriptor(a, config.tile_m, config.tile_k, make)
+    b_matrix, b_columns = descriptor(b, config.tile_k, config.tile_n, make)
+    c_matrix, _ = descriptor(c, config.tile_m, c_columns, make)
+    tiles = waves.tiles(m, n, config.tile_m, config.tile_n)
+    return (a_matrix, b_matrix, c_matrix, m, n, k), (a_columns, b_columns), tiles
+
+
 def launch_persistent(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -90,18 +108,14 @@ def launch_persistent(
 
     On a GPU of compute capability 9.0 or later.
     """
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    (m, k), n = a.shape, b.shape[1]
-    a_matrix, a_columns = descriptor(a, config.tile_m, config.tile_k, TensorDescriptor)
-    b_matrix, b_columns = descriptor(b, config.tile_k, config.tile_n, TensorDescriptor)
-    c_matrix, _ = descriptor(c, config.tile_m, config.tile_n // 2, TensorDescriptor)
-    tiles = triton.cdiv(m, config.tile_m) * triton.cdiv(n, config.tile_n)
     with on_device_of(a):
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        matrices, columns, tiles = described(a, b, c, config, TensorDescriptor, config.tile_n // 2)
         return matmul_persistent_kernel[(min(tiles, sms(a.device) * config.per_sm),)](
-            *(a_matrix, b_matrix, c_matrix, m, n, k),
+            *matrices,
             *(config.tile_m, config.tile_n, config.tile_k, config.group),
-            *(a_columns, b_columns, activation, interpreting()),
+            *(*columns, activation, interpreting()),
             num_warps=config.warps,
             num_stages=config.stages,
         )

@@ -18,9 +18,9 @@ import helpers.device  # noqa: F401  sets Triton's mode before anything loads Tr
 # isort: split
 import torch
 
-from helpers.kernels.matmul_persistent import descriptor, sms
+from helpers.kernels.matmul_persistent import described, sms
 from helpers.kernels.matmul_tiles import Config, activate, tile_of
-from helpers.triton_mode import gl, gluon, hopper, on_device_of, triton
+from helpers.triton_mode import gl, gluon, hopper, on_device_of
 
 mbarrier, tma = hopper.mbarrier, hopper.tma
 # Registers of the second group that multiplies and of the one that loads; what they leave is the
@@ -174,24 +174,20 @@ def launch_pingpong(
 ):
     """As `launch_persistent`, on a GPU of compute capability 9.0 only.
 
-    config: tiles of 64 or 128 rows and at most 32 KB of fp32 for each of the two groups' threads;
-    4 warps, which are the first group's.
+    config: tiles of at most 128 x 128 elements, which are 128 registers for each of a group's 128
+    threads, and of 64 rows or 128; 4 warps, those of the first group.
     """
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    def make(x, shape, strides, block):
-        return TensorDescriptor(x, shape, strides, block, _layout(*block, x.dtype))
-
-    (m, k), n = a.shape, b.shape[1]
-    a_matrix, a_columns = descriptor(a, config.tile_m, config.tile_k, make)
-    b_matrix, b_columns = descriptor(b, config.tile_k, config.tile_n, make)
-    c_matrix, _ = descriptor(c, config.tile_m, config.tile_n, make)
-    tiles = triton.cdiv(m, config.tile_m) * triton.cdiv(n, config.tile_n)
     with on_device_of(a):
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        def make(x, shape, strides, block):
+            return TensorDescriptor(x, shape, strides, block, _layout(*block, x.dtype))
+
+        matrices, columns, tiles = described(a, b, c, config, make, config.tile_n)
         return matmul_pingpong_kernel[(min(tiles, sms(a.device)),)](
-            *(a_matrix, b_matrix, c_matrix, m, n, k),
+            *matrices,
             *(config.tile_m, config.tile_n, config.tile_k, config.group, config.stages),
-            *(a_columns, b_columns, activation, WORKER_WARPS, WORKER_REGISTERS),
+            *(*columns, activation, WORKER_WARPS, WORKER_REGISTERS),
             num_warps=config.warps,
         )
 

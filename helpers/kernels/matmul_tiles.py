@@ -11,6 +11,7 @@ import helpers.device  # noqa: F401  sets Triton's mode before anything loads Tr
 # isort: split
 import torch
 
+from helpers import waves
 from helpers.device import interpreting
 from helpers.triton_mode import on_device_of, tl, triton
 
@@ -89,8 +90,8 @@ def launch_tiles(
     this is checked. precision: what tl.dot makes of fp32, "ieee", "tf32" or "tf32x3".
     """
     (m, k), n = a.shape, b.shape[1]
-    grid = (triton.cdiv(m, config.tile_m) * triton.cdiv(n, config.tile_n),)
     with on_device_of(a):
+        grid = (waves.tiles(m, n, config.tile_m, config.tile_n),)
         return matmul_tiles_kernel[grid](
             *(a, b, c, m, n, k, *a.stride(), *b.stride(), c.stride(0)),
             *(config.tile_m, config.tile_n, config.tile_k, config.group),
