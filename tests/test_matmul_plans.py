@@ -167,9 +167,8 @@ def test_large_matrices_get_large_tiles_and_small_ones_small_tiles():
         best = by_model(side, side, HOPPER, 132)[0].config
         return best.tile_m, best.tile_n
 
-    assert first(8192) == (128, 256) == first(16384)
-    # 4096: 512 tiles of 128 x 256 are four waves of 132, the last nearly full.
-    assert first(4096) == (128, 256)
+    # 4096: 1024 tiles of 128 x 128 are eight waves of 132, the last nearly full.
+    assert first(4096) == first(8192) == first(16384) == (128, 128)
     # 1024: those would be 32 tiles for 132 SMs; 256 of 64 x 64 are two waves, 128 are one.
     assert first(1024) == (64, 128)
     assert first(64) == (64, 64)

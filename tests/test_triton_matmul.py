@@ -16,7 +16,7 @@ from helpers.check import assert_close
 from helpers.device import device, has_cuda, interpreting, triton_version
 from helpers.kernels import matmul, matmul_persistent, matmul_pingpong, matmul_plans
 from helpers.kernels.matmul import triton_matmul
-from helpers.kernels.matmul_persistent import descriptor, has_descriptor
+from helpers.kernels.matmul_persistent import can_be_written, descriptor, has_descriptor
 from helpers.kernels.matmul_plans import LAUNCHES
 from helpers.kernels.matmul_tiles import Config, launch_tiles
 from tests.test_softmax import storage_bound, surrounded
@@ -74,14 +74,18 @@ def aligned(values: torch.Tensor, columns: bool = False) -> torch.Tensor:
 
 
 def launched(launch: str, a, b, activation=None, config: Config | None = None, gap: int = 0):
-    """What a launch writes to the middle of a buffer, of which it must leave the rest alone."""
+    """What a launch writes to the middle of a buffer, of which it must leave the rest alone.
+
+    TMA writes whole units of 16 bytes: see `matmul_persistent.can_be_written`.
+    """
     (m, _), n = a.shape, b.shape[1]
     stride = n + gap if gap else (n + 8) // 8 * 8
     whole, c = surrounded(m, n, stride, FENCE, a.dtype)
     c.fill_(-7)
     LAUNCHES[launch](a, b, c, config or SMALL[launch], activation)
     found = c.clone()
-    c.fill_(FENCE)
+    unit = 1 if launch == "tiles" else 16 // c.itemsize
+    c.as_strided((m, -(-n // unit) * unit), c.stride()).fill_(FENCE)
     assert whole.eq(FENCE).all(), "written outside"
     return found
 
@@ -302,6 +306,14 @@ def test_what_has_a_descriptor(x, expected):
         lies = x.t() if by_columns else x
         assert (made.shape, made.strides) == (list(lies.shape), list(lies.stride()))
         assert made.block_shape == ([32, 16] if by_columns else [16, 32])
+
+
+def test_what_can_be_written():
+    """Rows of dense columns, of a multiple of 16 bytes: TMA writes whole units."""
+    assert can_be_written(M) and can_be_written(M[:, :8]) and can_be_written(M[::2])
+    assert not can_be_written(M[:, :7]) and not can_be_written(M[:, 1:9])
+    assert not can_be_written(M.t())
+    assert can_be_written(M.float()[:, :4]) and not can_be_written(M.float()[:, :6])
 
 
 # The public function

@@ -117,7 +117,7 @@ def check_public(modules) -> None:
             assert (of.grad is not None) == wanted
             if wanted:
                 assert_close(of.grad, reference.grad)
-    x, y = leaves(torch.tensor([[-6e4, 6e4]]), torch.tensor([[2.0], [0.0]]))
+    x, y = leaves(*(torch.tensor(v, device=device()) for v in ([[-6e4, 6e4]], [[2.0], [0.0]])))
     module.triton_matmul(x.half(), y.half(), "gelu").backward()
     assert x.grad.eq(0).all()  # a @ b is -inf in fp16
     with mock.patch.object(module, "launch_triton_matmul", side_effect=AssertionError("launched")):
@@ -338,7 +338,9 @@ def test_a_mutant_is_noticed(tmp_path, kernel, old, new):
     skip_if_it_cannot_run(kernel)
     check, owner = CHECKS[kernel]
     modules = changed(tmp_path, owner, old, new)  # which asserts too, that there is an `old`
-    with deadline(), pytest.raises(AssertionError):
+    # Some make a loop that the compiler's pipeliner gives up on.
+    noticed = AssertionError if interpreting() else (AssertionError, RuntimeError)
+    with deadline(), pytest.raises(noticed):
         check(modules)
 
 

@@ -71,6 +71,15 @@ def has_descriptor(x: torch.Tensor) -> bool:
     return strides and x.data_ptr() % UNIT_BYTES == 0
 
 
+def can_be_written(x: torch.Tensor) -> bool:
+    """True when x's rows are dense, have a descriptor and are multiples of 16 bytes long.
+
+    TMA reads up to the last element, but writes whole units: on an H200 what lies behind a row of
+    other length, up to the next multiple of 16 bytes, was set to 0.
+    """
+    return x.stride(1) == 1 and has_descriptor(x) and x.shape[1] * x.itemsize % UNIT_BYTES == 0
+
+
 def descriptor(x: torch.Tensor, rows: int, columns: int, make: Callable) -> tuple[object, bool]:
     """What `make` makes of a matrix in blocks of rows x columns, and whether its columns are dense.
 
@@ -106,7 +115,7 @@ def launch_persistent(
 ):
     """As `launch_tiles`, in 16 bits, for matrices of which `has_descriptor` holds, c's rows dense.
 
-    On a GPU of compute capability 9.0 or later.
+    On a GPU of compute capability 9.0 or later. What it does behind c's rows: see `can_be_written`.
     """
     with on_device_of(a):
         from triton.tools.tensor_descriptor import TensorDescriptor
