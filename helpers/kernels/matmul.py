@@ -43,8 +43,9 @@ def triton_matmul(a: torch.Tensor, b: torch.Tensor, activation: str | None = Non
 
     activation: None or "gelu", applied in fp32 before the result is rounded, in the same kernel.
     fp32 is multiplied in TF32 where PyTorch's own switch allows it, and only there:
-    `matmul_plans.precision` says which it is. Otherwise as `cuda_matmul_naive`; no operand is
-    copied. The gradient of a fused activation computes a @ b once more, rounded to its dtype.
+    `matmul_plans.precision` says which it is. Otherwise as `cuda_matmul_naive`, but no operand is
+    copied (a view that stands for its negative is). The gradient of a fused activation computes
+    a @ b once more, rounded to its dtype.
     """
     if activation not in (None, *GRADIENTS):
         raise ValueError(f"activation is None or {', '.join(GRADIENTS)}, not {activation!r}")
