@@ -99,6 +99,13 @@ def test_handshake_fails_where_one_side_runs_to_its_end():
 VARIANTS = sorted({(case.file, case.defines) for case in CASES if case.kernel != "gelu_naive"})
 
 
+ASSEMBLED = (
+    "sm_75",
+    "sm_90",
+    "sm_120",
+)  # the oldest, the recorded runs', the newest: it takes long
+
+
 @pytest.mark.parametrize("arch", ptx.ARCHITECTURES)
 def test_every_variant_compiles_and_nothing_spills(arch):
     pytest.importorskip("cuda.bindings.nvrtc")
@@ -110,6 +117,8 @@ def test_every_variant_compiles_and_nothing_spills(arch):
         for kernel in kernels:
             fp64 = ptx.fp64_instructions(ptx.entry(text, kernel))
             assert fp64 > 40 if kernel == "gelu_naive" else fp64 == 0, (kernel, fp64)
+        if arch not in ASSEMBLED:
+            continue
         try:
             assembled = ptx.assemble(text, arch)
         except ptx.ToolMissing as missing:
