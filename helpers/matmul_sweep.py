@@ -4,6 +4,7 @@ A size may stand several times in a sweep; how far its times differ says how far
 """
 
 import dataclasses
+import math
 import random
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -131,14 +132,11 @@ def matmul_kernels(runs: dict[Hashable, Callable[[], object]]):
     for label, found in zip(runs, groups, strict=True):
         main = max(found, key=lambda kernel: kernel.duration_us)
         tile = kernel_names.decode(main.full_name).tile
-        blocks = 1
-        for side in main.grid or ():
-            blocks *= side
         written = (
             label,
             "x".join(str(size) for size in (tile or ())[:2]) or "?",
             alignment_in(main.full_name) or "?",
-            blocks,
+            math.prod(main.grid or ()),
             len(found) - 1,
             ", ".join(dict.fromkeys(kernel.name for kernel in found if kernel is not main)),
             sum(kernel.duration_us for kernel in found),

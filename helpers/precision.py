@@ -44,16 +44,20 @@ def emulated_matmul(a: torch.Tensor, b: torch.Tensor, precision: str) -> torch.T
     takes each operand apart into two TF32 numbers, leaves out the product of the small parts, and
     adds up what they make with the large ones on its own; what is infinite in TF32 becomes NaN.
     """
+    _known(precision)
     if precision == "tf32x3":
         (a, rest_a), (b, rest_b) = _in_two(a), _in_two(b)
         small = matmul_in_order(rest_a, b) + matmul_in_order(a, rest_b)
         return matmul_in_order(a, b) + small
-    if precision not in BITS:
-        raise ValueError(f"precision must be tf32x3 or one of {', '.join(BITS)}, not {precision!r}")
     if precision == "tf32":
         a, b = to_tf32(a), to_tf32(b)
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
     return matmul_in_order(a.to(dtype), b.to(dtype)).to(dtype)
+
+
+def _known(precision: str) -> None:
+    if precision != "tf32x3" and precision not in BITS:
+        raise ValueError(f"precision must be tf32x3 or one of {', '.join(BITS)}, not {precision!r}")
 
 
 def _in_two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,8 +87,7 @@ def expected_error(k: int, precision: str) -> float:
     Three sources, independent of each other: the operands' rounding, whatever k is; that of the
     k sums, each of them relative to what is there so far; and a 16-bit result's.
     """
-    if precision != "tf32x3" and precision not in BITS:
-        raise ValueError(f"precision must be tf32x3 or one of {', '.join(BITS)}, not {precision!r}")
+    _known(precision)
     if k < 1:
         raise ValueError(f"k must be at least 1, not {k}")
     in_fp32 = rounding_error(BITS["fp32"])

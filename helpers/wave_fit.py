@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from helpers.waves import utilisation
+
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
@@ -108,7 +110,7 @@ def worst_utilisation(waves: int, slots: int) -> float:
     """The least share of busy slots in so many waves: one block alone in the last of them."""
     if min(waves, slots) < 1:
         raise ValueError("waves and slots must be at least 1")
-    return ((waves - 1) * slots + 1) / (waves * slots)
+    return utilisation((waves - 1) * slots + 1, slots)
 
 
 def _waves(num_tiles, slots: int) -> np.ndarray:

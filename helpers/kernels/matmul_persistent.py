@@ -17,10 +17,8 @@ from helpers.device import interpreting
 from helpers.kernels.matmul_tiles import Config, activate, tile_of
 from helpers.triton_mode import on_device_of, tl, triton
 
-UNIT_BYTES, MOST_BYTES = (
-    16,
-    2**40,
-)  # TMA's rows begin at multiples of 16 bytes, less than 2^40 apart
+# TMA's rows begin at multiples of 16 bytes, less than 2^40 apart.
+UNIT_BYTES, MOST_BYTES = 16, 2**40
 
 
 @triton.jit

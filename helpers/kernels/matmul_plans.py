@@ -51,7 +51,7 @@ class Plan:
         return f"{self.kernel} {c.tile_m}x{c.tile_n}x{c.tile_k}, {c.warps} warps, {c.stages} stages"
 
 
-# Rates: from runs on an H200 at 4096 and 8192, rounded; elsewhere an estimate.
+# Rates: from runs of these tiles, or of such as these, on an H200, rounded; elsewhere an estimate.
 HOPPER = (
     Plan("pingpong", Config(128, 128, 64, 8, 4, 6), 1.0),
     Plan("pingpong", Config(128, 128, 64, 8, 4, 5), 0.99),
