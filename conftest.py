@@ -75,8 +75,10 @@ def pytest_report_header():
 # that comes last would leave the second core with nothing to do. nbval's cells come third.
 LONGEST_FIRST = (
     *("test_run.py", "test_notebooks.py", "*.ipynb", "test_conftest.py"),
-    *("test_older_triton.py", "test_emulator_process.py", "test_cuda_kernels.py"),
-    *("test_exercise_cuda_gelu.py", "test_exercise_triton_gelu.py", "test_offline_triton.py"),
+    *("test_older_triton.py", "test_cuda_kernels.py"),
+    *("test_offline_triton.py", "test_softmax.py", "test_matmul.py", "test_softmax_mutants.py"),
+    *("test_triton_matmul.py", "test_exercise_softmax.py", "test_triton_matmul_mutants.py"),
+    *("test_exercise_cuda_gelu.py", "test_exercise_triton_gelu.py"),
 )
 
 

@@ -34,6 +34,7 @@ EXERCISES = {
     "09.1": "helpers.exercises.grouped_order:grouped_order",
     "10.1": "helpers.exercises.wave_steps:expected_teeth",
     "10.2": "helpers.exercises.wave_steps:next_step",
+    "11.1": "helpers.exercises.attention_loop:attention_steps",
 }
 
 

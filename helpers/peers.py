@@ -1,9 +1,9 @@
 """Our kernels against their peers: `python -m helpers.peers [OPERATION ...]`, on a GPU.
 
 Everything of one operation is timed in one interleaved run: L2 cold, outputs allocated before,
-the median of all rounds. So is its ceiling: for matmul cuBLAS, else a copy or an addition
-that moves the same bytes. The table goes to data/measurements/peers_<device>.csv; ratios are of
-speeds, 1 means equal.
+the median of all rounds. So is its ceiling: for matmul cuBLAS, for attention cuDNN, else a copy
+or an addition that moves the same bytes. The table goes to data/measurements/peers_<device>.csv;
+ratios are of speeds, 1 means equal.
 """
 
 import argparse
@@ -15,12 +15,17 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from helpers import attention_peers, matmul_peers, peer_cases, results, softmax_peers
 from helpers import device as machine
-from helpers import matmul_peers, peer_cases, results, softmax_peers
 from helpers.bench import in_turn
 from helpers.peer_cases import Case
 
-OPERATIONS = peer_cases.OPERATIONS | softmax_peers.OPERATIONS | matmul_peers.OPERATIONS
+OPERATIONS = (
+    peer_cases.OPERATIONS
+    | softmax_peers.OPERATIONS
+    | matmul_peers.OPERATIONS
+    | attention_peers.OPERATIONS
+)
 COLUMNS = (
     "operation dtype shape ours_ms peer peer_ms ceiling_ms ratio_to_best_peer fraction_of_ceiling "
     "versions date"

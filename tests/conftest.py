@@ -1,9 +1,36 @@
 """What several test files need."""
 
+import inspect
+import sys
+
 import pytest
 
 from helpers import native
 from helpers.ptx import ToolMissing
+
+
+def pytest_collection_finish():
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):
+        remember_builtins(interpreter)
+
+
+def remember_builtins(interpreter) -> None:
+    """Triton's interpreter looks through all of triton.language before every launch, and whenever a
+    kernel calls a function such as tl.sum, for what to put its own versions in place of: a third of
+    a small kernel's time. Here it looks once. Nothing else that it does changes.
+    """
+    tl, is_builtin = interpreter.tl, interpreter.tl.core.is_builtin
+    packages = tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base
+    names = {p: [n for n, member in inspect.getmembers(p) if is_builtin(member)] for p in packages}
+
+    def patch_builtin(package, builder, scope) -> None:
+        if not is_builtin(getattr(package, names[package][0])):
+            return  # it is in place: a package is patched, and restored, as a whole
+        for name in names[package]:
+            if is_builtin(member := getattr(package, name)):
+                interpreter._patch_attr(package, name, member, builder, scope)
+
+    interpreter._patch_builtin = patch_builtin
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers import cache, emulator
-from tests.test_emulator import GELU, floats, run
+from tests.test_emulator import GELU, floats, link_runtime, run
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -115,19 +115,22 @@ def test_an_undefined_function_is_a_compile_error():
     assert str(caught.value) == "kernel.cu:3: 'f(float)' is nowhere defined"
 
 
-@pytest.mark.parametrize("ending", ["so", "o"])
+@pytest.mark.parametrize("ending", [".so", "-counts.o"])
 def test_a_broken_file_in_the_cache_is_made_again(monkeypatch, tmp_path, ending):
     body = "y[i] = x[i] + 1;"
-    monkeypatch.setenv("LECTURES_CACHE", str(tmp_path / "whole"))
+    whole, broken = (tmp_path / name / "emulator" for name in ("whole", "broken"))
+    link_runtime(whole, "*")
+    link_runtime(broken, "*")
+    monkeypatch.setenv("LECTURES_CACHE", str(whole.parent))
     run(body, floats(32), torch.zeros(32))
+    (path,) = whole.glob(f"*{ending}")
+    (broken / path.name).unlink(missing_ok=True)
+    (broken / path.name).write_bytes(b"")
     # In another folder: what a process has loaded it does not load again.
-    broken = tmp_path / "broken" / "emulator"
-    broken.mkdir(parents=True)
-    for file in (tmp_path / "whole" / "emulator").glob(f"*.{ending}"):
-        (broken / file.name).write_bytes(b"")
     monkeypatch.setenv("LECTURES_CACHE", str(broken.parent))
     run(body, floats(32), y := torch.zeros(32))
     assert y.equal(floats(32) + 1)
+    assert (broken / path.name).read_bytes()[:4] == b"\x7fELF"
 
 
 def test_a_cache_from_which_nothing_may_be_executed(monkeypatch):

@@ -16,6 +16,9 @@ import helpers
 from helpers import memory_roofs, ptx
 from helpers.device import device
 from helpers.kernels import (
+    attention_hopper,
+    attention_plans,
+    attention_tiles,
     gelu,
     matmul_persistent,
     matmul_pingpong,
@@ -26,6 +29,9 @@ from helpers.kernels import (
 )
 from helpers.ptx import triton_source
 from helpers.triton_mode import triton
+
+# With as much shared memory as sm_86 and, to Triton, the same instructions: it may stand for them.
+LIKE_SM_86 = ("sm_89", "sm_120")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +64,13 @@ def name(kernel) -> str:
     return kernel.__name__
 
 
-def specialised(value) -> str | None:
+def specialised(value) -> str | tuple | None:
     """The type with which a launch compiles an argument; None for a number that it compiles in.
 
     As JITFunction.run does: addresses and whole numbers may be multiples of 16, and 1 is constant.
     """
+    if isinstance(value, tuple):
+        return tuple(specialised(part) or part for part in value)
     if isinstance(value, int) and value == 1:
         return None
     kind = importlib.import_module("triton.runtime.jit").mangle_type(value)
@@ -103,8 +111,10 @@ def gelus() -> Iterator[Case]:
         assert len(launches) == 2
         return launches
 
-    for dtype in gelu.DTYPES:
-        yield from launched(dtype, 4096)
+    yield from launched(torch.bfloat16, 4096)
+    for dtype in (torch.float32, torch.float16):
+        for case in launched(dtype, 4096):
+            yield dataclasses.replace(case, architectures=("sm_75", "sm_80", "sm_90"))
     # The less usual: a view from element 1 on, a single element, more than 32 bits can count.
     unusual = launched(torch.bfloat16, 1000, 1) + launched(torch.bfloat16, 1)
     for case in launched(torch.bfloat16, 4096):
@@ -175,7 +185,8 @@ def matmuls() -> Iterator[Case]:
             return matmul_plans.plans(capability, dtype, precision, described)[0]
 
         yield launched(first(bf16), bf16, arch)
-        yield launched(first(fp32), fp32, arch)
+        if arch not in LIKE_SM_86 or first(fp32) != first(fp32, capability=(8, 6)):
+            yield launched(first(fp32), fp32, arch)
         if arch in ("sm_80", "sm_86", "sm_90"):
             yield launched(first(fp32, "tf32"), fp32, arch, precision="tf32")
         if capability[0] == 10:
@@ -187,11 +198,42 @@ def matmuls() -> Iterator[Case]:
         yield launched(plan, fp16, "sm_90", columns=True)
 
 
+def attentions() -> Iterator[Case]:
+    """What each generation is given at some widths of a head, and all that Hopper has."""
+
+    def launched(dim: int, dtype, arch: str, launch, *config) -> Case:
+        q, k, v, o = (torch.empty(2, 2, 64, dim, dtype=dtype, device=device()) for _ in range(4))
+        with contextlib.ExitStack() as stack:  # as on a GPU
+            stack.enter_context(mock.patch.object(attention_tiles, "interpreting", lambda: False))
+            stack.enter_context(mock.patch.object(attention_hopper, "sms", lambda device: 132))
+            launches = stack.enter_context(recorded())
+            launch(q, k, v, o, config[0], True, 0.1, *config[1:])
+        (case,) = launches
+        return dataclasses.replace(case, architectures=(arch,))
+
+    def plain(dim: int, dtype, arch: str, precision: str = "ieee") -> Case:
+        capability = divmod(int(arch.removeprefix("sm_")), 10)
+        config, *_ = attention_plans.configs(capability, dtype, dim, precision)
+        return launched(dim, dtype, arch, attention_tiles.launch_tiles, config, precision)
+
+    bf16, fp32 = torch.bfloat16, torch.float32
+    for arch in ptx.ARCHITECTURES:
+        yield plain(128, bf16, arch)
+    for dim, dtype, arch in ((64, bf16, "sm_86"), (200, bf16, "sm_86"), (256, bf16, "sm_90")):
+        yield plain(dim, dtype, arch)
+    yield plain(128, fp32, "sm_80")
+    yield plain(256, fp32, "sm_90")
+    yield plain(128, fp32, "sm_90", "tf32")
+    for dim, queries in ((64, 4096), (128, 512), (256, 512)):
+        config = attention_plans.hopper_config(dim, queries, causal=True)
+        yield launched(dim, bf16, "sm_90", attention_hopper.launch_hopper, config)
+
+
 @functools.cache
 def cases() -> tuple[Case, ...]:
     """All launches, each once, with all the architectures that it is compiled for."""
     found = {}
-    for group in (gelus, memory, softmaxes, matmuls):
+    for group in (gelus, memory, softmaxes, matmuls, attentions):
         for case in group():
             known = found[str(case)].architectures if str(case) in found else ()
             archs = tuple(dict.fromkeys((*known, *case.architectures)))

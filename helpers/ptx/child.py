@@ -56,11 +56,12 @@ def _compile(request: dict, path: str) -> dict:
     spec.loader.exec_module(module)
     values = {key: eval(text, vars(module)) for key, text in request["constexprs"].items()}
     kernel = getattr(module, request["name"])
-    aligned = {(place,): [["tt.divisibility", 16]] for place in request["multiples_of_16"]}
+    values |= {tuple(place): value for place, value in request["parts"]}
+    aligned = {tuple(place): [["tt.divisibility", 16]] for place in request["multiples_of_16"]}
     target = GPUTarget("cuda", request["arch"], 32)
     source = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
     compiled = triton.compile(
-        source(kernel, signature=request["signature"], constexprs=values, attrs=aligned),
+        source(kernel, signature=_tuples(request["signature"]), constexprs=values, attrs=aligned),
         target=target,
         options=request["options"],
     )
@@ -77,6 +78,12 @@ def _compile(request: dict, path: str) -> dict:
         "tensor_memory_columns": getattr(metadata, "tmem_size", 0),
         "tensors": _tensors(ttgir, target, path + ".mlir"),
     }
+
+
+def _tuples(types):
+    if isinstance(types, dict):
+        return {name: _tuples(kind) for name, kind in types.items()}
+    return tuple(map(_tuples, types)) if isinstance(types, list) else types
 
 
 def _plain(text: str) -> str:

@@ -41,7 +41,7 @@ class Request:
     """One compilation; the arguments of `triton_compiled`."""
 
     kernel: object
-    signature: dict[str, str]
+    signature: dict[str, str | tuple]
     constexprs: dict | None = None
     arch: str = "sm_90"
     num_warps: int = 4
@@ -56,7 +56,7 @@ def triton_ptx(kernel, signature: dict, constexprs: dict | None = None, arch="sm
 
 def triton_compiled(
     kernel,
-    signature: dict[str, str],
+    signature: dict[str, str | tuple],
     constexprs: dict | None = None,
     arch: str = "sm_90",
     *,
@@ -70,7 +70,8 @@ def triton_compiled(
         module's text, whose last function is the kernel.
     signature: the arguments' types by name: "*bf16" a pointer, "i32", "fp32". "i32:16" is known to
         be a multiple of 16, as Triton finds out at a launch; pointers are multiples of 16 bytes, as
-        those of new tensors are, unless written "*bf16:1".
+        those of new tensors are, unless written "*bf16:1". A tuple's type is a tuple; a number in
+        it is a constant, as 1 is at a launch.
     constexprs: the values of the tl.constexpr arguments; defaults count. An @autotune is left out.
     options: further options of Triton's, {"maxnreg": 64}.
     CompileError with the user's file and line, ToolMissing without Triton, ValueError when an
@@ -132,17 +133,16 @@ def _job(request: Request, source: Source) -> dict:
     twice = ", ".join({*request.signature} & {*(request.constexprs or {})})
     if twice:
         raise ValueError(f"{source.name}: arguments with a type and a value: {twice}")
-    types, multiples = {}, []
+    types, multiples, parts = {}, [], []
     for place, name in enumerate(source.arguments):
-        kind, _, multiple = request.signature.get(name, "constexpr").partition(":")
-        types[name] = kind
-        if int(multiple or (16 if kind.startswith("*") else 1)) % 16 == 0:
-            multiples.append(place)
+        kind = request.signature.get(name, "constexpr")
+        types[name] = _type(kind, [place], multiples, parts)
     return {
         "source": source.text,
         "name": source.name,
         "signature": types,
         "constexprs": source.constants,
+        "parts": parts,
         "multiples_of_16": multiples,
         "arch": number,
         "options": {
@@ -151,6 +151,19 @@ def _job(request: Request, source: Source) -> dict:
             **(request.options or {}),
         },
     }
+
+
+def _type(kind: str | int | tuple, place: list[int], multiples: list, parts: list):
+    """An argument's type as Triton has it; places of multiples of 16 and of constants are added."""
+    if isinstance(kind, tuple):
+        return [_type(part, [*place, i], multiples, parts) for i, part in enumerate(kind)]
+    if isinstance(kind, int):
+        parts.append([place, kind])
+        return "constexpr"
+    kind, _, multiple = kind.partition(":")
+    if int(multiple or (16 if kind.startswith("*") else 1)) % 16 == 0:
+        multiples.append(place)
+    return kind
 
 
 def _run(jobs: list[dict]) -> list[dict]:

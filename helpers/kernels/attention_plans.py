@@ -1,0 +1,102 @@
+"""Which attention kernel runs, and with which tiles: by the GPU's generation, dtype and shape."""
+
+import helpers.device  # noqa: F401  sets Triton's mode before anything loads Triton
+
+# isort: split
+import torch
+
+from helpers.device import interpreting
+from helpers.kernels.attention_deal import section
+from helpers.kernels.attention_hopper import HopperConfig, launch_hopper
+from helpers.kernels.attention_tiles import Config, launch_tiles
+from helpers.kernels.matmul_persistent import MOST_BYTES, UNIT_BYTES, sms
+from helpers.kernels.matmul_plans import OutOfResources, precision
+from helpers.triton_mode import triton
+
+INTERPRETED = Config(64, 128)  # few steps: each takes milliseconds
+WIDTHS = (64, 128, 256)
+# By the width of a head: the widest of these that is not narrower.
+SIXTEEN_BITS = {64: Config(128, 64, 8, 3), 128: Config(128, 64, 8, 3), 256: Config(64, 32, 8, 2)}
+# Rows that are no multiple of 16 elements are read element by element, with an address for each.
+UNEVEN = {64: Config(128, 64, 8, 3), 128: Config(64, 32, 8, 2), 256: Config(32, 16, 8, 1)}
+DATA_CENTRE = SIXTEEN_BITS | {256: Config(128, 64, 8, 2)}  # products find K and V in shared memory
+TF32 = {64: Config(64, 64, 4, 2), 128: Config(64, 32, 8, 2), 256: Config(32, 32, 8, 1)}
+FP32 = {64: Config(64, 32, 8, 1), 128: Config(32, 32, 8, 1), 256: Config(32, 16, 8, 1)}
+TURING = {64: Config(32, 32, 4, 1), 128: Config(32, 16, 4, 1), 256: Config(16, 16, 4, 1)}
+SMALLEST = Config(16, 16, 4, 1)
+
+
+def launch_attention(q, k, v, o, causal: bool, scale: float) -> None:
+    """o = softmax(q kᵀ scale) v by the first kernel that the GPU has room for.
+
+    As `attention_tiles.launch_tiles`.
+    """
+    if interpreting():
+        launch_tiles(q, k, v, o, INTERPRETED, causal, scale)
+        return
+    capability = torch.cuda.get_device_capability(q.device)
+    if capability == (9, 0) and all(map(has_descriptor, (q, k, v, o))):
+        batch, heads, queries, dim = q.shape
+        config = hopper_config(dim, queries, causal)
+        pairs, blocks = batch * heads, triton.cdiv(queries, config.groups * 64)
+        mixed = section(pairs, blocks, sms(q.device), config.groups * 64) if causal else 1
+        launch_hopper(q, k, v, o, config, causal, scale, mixed)
+        return
+    multiplied = precision(q.dtype, q.device)
+    for config in configs(capability, q.dtype, q.shape[3], multiplied):
+        try:
+            launch_tiles(q, k, v, o, config, causal, scale, multiplied)
+        except OutOfResources:  # nothing was launched
+            continue
+        return
+    raise RuntimeError(f"no plan of attention fits {torch.cuda.get_device_name(q.device)}")
+
+
+def has_descriptor(x: torch.Tensor) -> bool:
+    """True when the copy engine can read and write x (batch, heads, sequence, dim) as it is.
+
+    16 bits, dense rows of whole units of 16 bytes, all of which begin at such a unit.
+    """
+    unit = UNIT_BYTES // x.itemsize
+    strides = [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+    return (
+        x.itemsize == 2
+        and x.stride(3) == 1
+        and x.shape[3] % unit == 0
+        and all(stride % unit == 0 for stride in strides[:-1])
+        and all(0 < stride * x.itemsize < MOST_BYTES for stride in strides)
+        and x.data_ptr() % UNIT_BYTES == 0
+    )
+
+
+def hopper_config(dim: int, queries: int, causal: bool) -> HopperConfig:
+    """The Hopper kernel's configuration for heads of up to 256.
+
+    Taking turns gave 3 to 6% with three groups on an H200, and cost up to 5% with two. Three groups
+    have 192 queries, of which short causal sequences waste too much.
+    """
+    if dim > 128:
+        return HopperConfig(2, 64, 3, turns=False)
+    if dim > 64:
+        return HopperConfig(2, 128, 5, turns=False)
+    if causal and queries <= 2048:
+        return HopperConfig(2, 128, 8, turns=False)
+    return HopperConfig(3, 128, 8, turns=True)
+
+
+def configs(
+    capability: tuple[int, int], dtype: torch.dtype, dim: int, precision: str
+) -> tuple[Config, ...]:
+    """The plain kernel's configurations for a GPU, to be tried in this order.
+
+    Each first one fits the shared memory of its generation, and does not spill its registers.
+    """
+    if capability < (8, 0):
+        found = TURING
+    elif dtype == torch.float32:
+        found = TF32 if precision == "tf32" and dim % 16 == 0 else FP32
+    elif dim % 16:
+        found = UNEVEN
+    else:
+        found = DATA_CENTRE if capability[0] in (9, 10) else SIXTEEN_BITS
+    return (found[min(width for width in WIDTHS if width >= dim)], SMALLEST)

@@ -1,0 +1,205 @@
+"""Attention by every backend against the formula in float64, and the cases of `helpers.peers`."""
+
+import dataclasses
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+from helpers import attention_backends, attention_peers, peers
+from helpers.attention_backends import BACKENDS, LABELS, missing
+from helpers.attention_peers import EQUAL_SIZES, SIZES, Errors, Size, errors, exact_rows, some_rows
+from helpers.check import assert_close
+from helpers.device import has_cuda
+from helpers.kernels import attention
+
+TINY = Size(1, 2, 32, 16, causal=True, dtype=torch.float16)
+SHAPES = (
+    Size(1, 2, 33, 16, False, torch.float32),
+    Size(2, 2, 17, 16, True, torch.float16),
+    Size(1, 2, 20, 16, False, torch.float32, keys=9),
+    Size(1, 4, 16, 16, True, torch.float32, kv_heads=2),
+)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(attention_peers, "SIZES", (TINY,))
+    (one,) = peers.OPERATIONS["flash_attention"]()
+    return one
+
+
+def softmax_by_hand(q, k, v, causal):
+    """One query after the other, in float64: as far from the functions tested as it can be."""
+    out, groups = torch.zeros(q.shape, dtype=torch.float64), q.shape[1] // k.shape[1]
+    q, k, v = (x.cpu().double() for x in (q, k, v))
+    for batch, head, i in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
+        seen = slice(i + 1 if causal else None)
+        keys, values = (x[batch, head // groups, seen] for x in (k, v))
+        weights = (keys @ q[batch, head, i] / math.sqrt(q.shape[3])).exp()
+        out[batch, head, i] = weights @ values / weights.sum()
+    return out
+
+
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_backend_is_right_or_says_why_it_cannot_run(name, size):
+    q, k, v = size.tensors()
+    if reason := missing(name, q, k, v, size.causal):
+        assert reason.strip() and "\n" not in reason
+        assert name not in ("standard", "math", "ours")
+        return
+    found = BACKENDS[name](q, k, v, size.causal)
+    assert (found.dtype, found.device) == (q.dtype, q.device)
+    assert_close(found, softmax_by_hand(q, k, v, size.causal).to(found.device))
+
+
+def test_exact_rows_are_those_of_the_formula():
+    for size in SHAPES:
+        q, k, v = size.tensors()
+        rows = [0, 3, size.queries - 1]
+        expected = softmax_by_hand(q, k, v, size.causal)[:, :, rows]
+        assert_close(exact_rows(q, k, v, rows, size.causal).cpu(), expected, 1e-12)
+
+
+@pytest.mark.skipif(has_cuda(), reason="what a CPU lacks")
+def test_what_a_cpu_lacks_is_said():
+    q, k, v = TINY.tensors()
+    for name in ("efficient", "cudnn", "flex"):
+        assert missing(name, q, k, v).startswith(LABELS[name])
+    assert not missing("flash", q, k, v)
+
+
+def test_unknown_names_and_a_missing_triton(monkeypatch):
+    with pytest.raises(ValueError, match="no backend 'fast'; there are standard, math"):
+        missing("fast", *TINY.tensors())
+    monkeypatch.setattr(attention_backends, "triton_version", lambda: "")
+    assert "Triton is not installed" in missing("ours", *TINY.tensors())
+    assert set(LABELS) == set(BACKENDS)
+
+
+def test_rows_compared_are_the_first_the_last_and_some_between():
+    assert some_rows(1) == [0]
+    assert some_rows(5) == [0, 1, 2, 3, 4]
+    rows = some_rows(16384)
+    assert {0, 16381, 16382, 16383} <= set(rows) and 60 < len(rows) < 70
+
+
+def test_errors_are_the_root_mean_square_and_the_largest():
+    exact = torch.zeros(1, 1, 1, 4, dtype=torch.float64)
+    found = errors(torch.tensor([0.0, 3.0, 0.0, -4.0]).reshape(1, 1, 1, 4), exact)
+    assert found == Errors(2.5, 4.0)
+    assert found.within(Errors(2.5, 4.0), 1) and found.within(Errors(2.0, 3.0))
+    assert not found.within(Errors(1.6, 9.0)) and not found.within(Errors(9.0, 2.6))
+    nan = errors(torch.full((1, 1, 1, 4), torch.nan), exact)
+    assert not nan.within(Errors(1.0, 1.0))
+
+
+def test_sizes_are_of_every_length_and_kind():
+    shown = [str(size) for size in SIZES]
+    assert len({(str(size), size.dtype) for size in SIZES}) == len(SIZES)
+    assert {"1x16x16384x128 causal", "32x32x512x64", "4x16x512x128 keys 8192"} <= set(shown)
+    assert "4x32x4096x128 kv-heads 8 causal" in shown
+    assert {(size.batch * size.queries, size.heads * size.dim) for size in EQUAL_SIZES} == {
+        (16384, 2048)
+    }
+    assert {size.dtype for size in SIZES} == {torch.bfloat16, torch.float16, torch.float32}
+
+
+def test_flops_are_of_two_matmuls_and_half_when_causal():
+    assert Size(2, 3, 5, 7).flops == 2 * (2 * 3) * (2 * 5 * 5 * 7)
+    assert Size(2, 3, 5, 7, causal=True).flops == 2 * 3 * (2 * 5 * 5 * 7)
+    assert Size(2, 3, 5, 7, keys=11).flops == 2 * (2 * 3) * (2 * 5 * 11 * 7)
+
+
+def test_speeds_are_ours_over_the_peers():
+    row = {"operation": "flash_attention", "dtype": "bfloat16", "shape": "1x16x16384x128 causal"}
+    row |= {"ours_ms": 2.0, "ceiling_ms": 1.0}
+    rows = [row | {"peer": "a", "peer_ms": 3.0}, row | {"peer": "b", "peer_ms": 1.0}]
+    rows += [row | {"shape": "4x16x512x128 keys 8192", "peer": math.nan}]
+    rows += [row | {"operation": "softmax", "peer": "a", "peer_ms": 9.0}]
+    first, second = attention_peers.speeds(pd.DataFrame(rows)).to_dict("records")
+    assert first | {"TFLOP/s": 0} == {
+        "dtype": "bfloat16",
+        "shape": row["shape"],
+        "dim": 128,
+        "mask": "causal",
+        "tokens": 16384,
+        "TFLOP/s": 0,
+        "× a": 1.5,
+        "× b": 0.5,
+    }
+    assert first["TFLOP/s"] == pytest.approx(2 * 16 * 16384**2 * 128 / 2e-3 / 1e12)
+    assert (second["tokens"], second["mask"]) == (512, "full") and math.isnan(second["× a"])
+    assert attention_peers.speeds(pd.DataFrame(rows[-1:])).empty
+
+
+def test_flash_attn_4_was_measured_at_sizes_that_are_ours():
+    found = attention_peers.references()
+    assert len(found) == 16 and found["tflop_per_s"].between(100, 989).all()
+    of_ours = {(size.batch, size.heads, size.queries, size.dim) for size in EQUAL_SIZES}
+    assert set(found[["batch", "heads", "sequence", "dim"]].itertuples(index=False, name=None)) <= (
+        of_ours
+    )
+    row = found[(found["dim"] == 64) & (found["sequence"] == 8192) & found["causal"]].iloc[0]
+    assert row["mask"] == "causal" and row["ratio_to_cudnn"] == pytest.approx(509.7 / 421.3)
+
+
+def test_a_case_is_right_and_its_check_sees_what_is_not(tiny, monkeypatch):
+    assert (tiny.operation, tiny.dtype, tiny.shape) == (
+        "flash_attention",
+        "float16",
+        "1x2x32x16 causal",
+    )
+    for run in (tiny.ours, tiny.ceiling[1], tiny.peers[LABELS["flash"]]):
+        tiny.check(run)
+    with pytest.raises(AssertionError):
+        tiny.check(lambda: None)  # what others wrote before does not count
+    rows, left_out = peers.compare(tiny, rounds=1, budget_ms=1)
+    assert rows and {row["shape"] for row in rows} == {tiny.shape}
+    if not has_cuda():
+        assert f"{LABELS['cudnn']} left out: {LABELS['cudnn']} needs a GPU" in left_out
+
+    launch = attention.launch_flash_attention
+
+    def unscaled(q, k, v, o, causal, scale):
+        launch(q, k, v, o, causal, 1.0)
+
+    def full(q, k, v, o, causal, scale):
+        launch(q, k, v, o, False, scale)
+
+    def unwritten(q, k, v, o, causal, scale):
+        launch(q[:, :, :-1], k, v, o[:, :, :-1], causal, scale)
+
+    def rounded(q, k, v, o, causal, scale):
+        launch(q, k, v, o, causal, scale)
+        o.mul_(1 + 2**-8)  # within the tolerance of fp16, but worse than FlashAttention-2
+
+    for broken in (unscaled, full, unwritten):
+        monkeypatch.setattr(attention, "launch_flash_attention", broken)
+        with pytest.raises(AssertionError, match=r"relative error|not all"):
+            tiny.check(tiny.ours)
+    monkeypatch.setattr(attention_peers, "assert_close", lambda *_: None)
+    monkeypatch.setattr(attention, "launch_flash_attention", rounded)
+    with pytest.raises(AssertionError, match=r"more than 1.5 times FlashAttention-2's"):
+        tiny.check(tiny.ours)
+
+
+def test_an_unwritten_query_that_is_not_compared_is_seen(monkeypatch):
+    monkeypatch.setattr(attention_peers, "COMPARED_ROWS", 2)
+    one = attention_peers.case(dataclasses.replace(TINY, queries=48))
+    launch = attention.launch_flash_attention
+
+    def without_one(q, k, v, o, causal, scale):
+        launch(q, k, v, o, causal, scale)
+        o[0, 1, 20] = torch.nan
+
+    monkeypatch.setattr(attention, "launch_flash_attention", without_one)
+    with pytest.raises(AssertionError, match="not all of the output was written"):
+        one.check(one.ours)
