@@ -155,7 +155,7 @@ def dram_bytes(
 
 
 def paper_tiles(sram_bytes: int, dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """(tile_q, tile_k) by FlashAttention-1's rule: ceil(M / 4d) keys, and as many queries or d.
+    """(tile_q, tile_k) by FlashAttention-1's rule: tile_k = ceil(M / 4d), tile_q = min(tile_k, d).
 
     M is the SRAM of an SM in elements of dtype; the four are the tiles of Q, K, V and O.
     """

@@ -2,7 +2,7 @@
 
 bf16, 16,384 tokens a call, 16 heads of 128 or 32 of 64, from 512 to 16,384 tokens a sequence.
 FlexAttention is compiled for each shape, for seconds. To have that done before, by several
-processes: `case(size).peers["flex"]()` for every n-th of `SIZES` fills TorchInductor's cache.
+processes: `case(size).peers[LABELS["flex"]]()` for each n-th of `SIZES` fills Inductor's cache.
 """
 
 import dataclasses
@@ -48,7 +48,8 @@ class Size:
         """Of the two matmuls; half of them when causal."""
         shape = (self.batch, self.heads, self.queries, self.dim, self.dtype)
         square = traffic.attention(*shape, causal=self.causal).flops
-        return square * (self.keys or self.queries) / self.queries
+        keys = self.keys or self.queries
+        return square * (min(keys, self.queries) if self.causal else keys) / self.queries
 
     def tensors(self) -> list[torch.Tensor]:
         """Random q, k and v; normal numbers, as after a layer norm."""

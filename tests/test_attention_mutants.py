@@ -1,8 +1,8 @@
 """Attention, changed wrongly on purpose: comparing with float64 must notice each change.
 
 Beside q, k and v lies NaN, or a number; beside the result a number. On a GPU each mutant is
-compiled for one to nine launches, about 150 compilations in all; those of the Hopper kernel are left out
-everywhere: one that misses a barrier waits forever.
+compiled for one to six launches, about 200 compilations in all; those of the Hopper kernel are left
+out everywhere: one that misses a barrier waits forever.
 """
 
 import functools
@@ -134,6 +134,7 @@ def test_unchanged_kernels_are_right(tmp_path, kernel):
 MAXIMUM = "tl.maximum(m, tl.max(s, axis=1) * scale)"
 ROWS_MASK = "(row[:, None] < rows) & (column < DIM)"
 STORE = "mask=(i[:, None] < queries) & (column < DIM))"
+CALL = "(launch_flash_attention)(q, k, v, o, causal, scale)"
 END = "tl.minimum(queries, tile * TILE_Q + TILE_Q)"
 MUTANTS = {
     "tiles": {
@@ -148,7 +149,7 @@ MUTANTS = {
         "k's strides for v": ("v_stride[2], v_stride[3]", "k_stride[2], k_stride[3]"),
         "v's strides for k": ("k_stride[2], k_stride[3]", "v_stride[2], v_stride[3]"),
         "not masked": ("s = tl.where(j[None, :] <= last[:, None], s, ", "_ = (s, "),
-        "masked with 0": ("last[:, None], s, -float", "last[:, None], s, 0 * float"),
+        "masked with 0": ('last[:, None], s, -float("inf"))', "last[:, None], s, 0.0)"),
         "a key too few": ("j[None, :] <= last", "j[None, :] < last"),
         "a key too many": ("else keys - 1 + 0", "else keys + 0"),
         "the next key too": ("tl.minimum(i, keys - 1)", "tl.minimum(i + 1, keys - 1)"),
@@ -256,10 +257,10 @@ MUTANTS = {
             "* o_stride[3] + column * o_stride[2]",
         ),
         "grid rounded down": (
-            "triton.cdiv(queries, config.tile_q)",
-            "max(1, queries // config.tile_q)",
+            "triton.cdiv(queries, rows)",
+            "max(1, queries // rows)",
         ),
-        "a head too few": ("programs = batch * heads *", "programs = (batch * heads - 1) *"),
+        "a head too few": ("blocks = batch * heads *", "blocks = (batch * heads - 1) *"),
         "launched with k's and v's strides exchanged": (
             "k.stride(), v.stride()",
             "v.stride(), k.stride()",
@@ -290,19 +291,17 @@ MUTANTS = {
         "negative scales without their sign": ("(-q, -scale)", "(q, -scale)"),
         "scale of 0 taken for 1": ("(q * 0, 1.0)", "(q, 1.0)"),
         "the smallest scales as they are": ("scale < LEAST_SCALE:", "scale <= 0:"),
-        "scale not passed on": ("launch(q, k, v, o, causal, scale)", "launch(q, k, v, o, causal)"),
-        "causal not passed on": (
-            "launch(q, k, v, o, causal, scale)",
-            "launch(q, k, v, o, 0, scale)",
-        ),
-        "always causal": ("launch(q, k, v, o, causal, scale)", "launch(q, k, v, o, 1, scale)"),
+        "scale not passed on": (CALL, CALL.replace("causal, scale)", "causal)")),
+        "causal not passed on": (CALL, CALL.replace("causal, scale)", "False, scale)")),
+        "always causal": (CALL, CALL.replace("causal, scale)", "True, scale)")),
         "keys and values exchanged": ("launch_attention(q, k, v,", "launch_attention(q, v, k,"),
         "launched without a result": ("if not o.numel():", "if False:"),
         "launched without keys": ("if not k.numel():", "if False:"),
         "whatever there was without keys": ("        o.zero_()\n", ""),
         "laid out as q": (", memory_format=torch.contiguous_format", ""),
-        "gradients lost": ("if torch.is_grad_enabled() and any(", "if False and any("),
-        "q's gradient lost": ("for x in (q, k, v)):", "for x in (k, v)):"),
+        "gradients lost": ("backward = torch", "backward = False and torch"),
+        "q's gradient lost": ("requires_grad for x in (q, k, v)", "requires_grad for x in (k, v)"),
+        "tangents lost": ("if backward or any(", "if backward or False and any("),
     },
     "reference": {
         "scale forgotten": ("k.transpose(-2, -1) * scale", "k.transpose(-2, -1)"),

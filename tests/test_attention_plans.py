@@ -226,7 +226,7 @@ def test_the_interpreter_has_one_configuration(monkeypatch):
 def test_no_room_for_the_first_configuration(monkeypatch):
     """Case E16, with Triton's own error."""
     found = configs(CAPABILITY, FP32, 64, "ieee")
-    monkeypatch.setattr(attention_plans, "configs", lambda *_: (Config(256, 256, 4, 4), *found))
+    monkeypatch.setattr(attention_plans, "configs", lambda *_: (Config(64, 128, 8, 6), *found))
     q, k, v = operands(100, 300, 64, FP32)
     assert_attention(flash_attention(q, k, v), q, k, v)
 

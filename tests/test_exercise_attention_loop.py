@@ -342,6 +342,8 @@ UNSEEN = r"row \d+ has seen no key, so its l and o are 0, not "
 MEAN = r"each tile is divided by its own sum, and a mean of the tiles' attentions is not attention"
 DIVIDED = "o is divided already, by l or by each tile's own sum: add exp"
 NAN = r"-inf - \(-inf\) is NaN: subtract something finite"
+FINITE = "a hidden score has to be -inf: where no key is seen, finite ones count in full"
+DIAGONAL = "the mask is `visible`, whatever it is, and not the diagonal"
 OVERFLOW = "without a maximum subtracted the exponentials overflow, or are all 0"
 WRONG = {
     "o not rescaled": (
@@ -420,22 +422,37 @@ WRONG = {
     ),
     "mask inverted": (
         planted(hide=lambda s, visible: s.masked_fill(visible, -INF)),
-        FIRST + "1: .*(`visible` is True where|-inf)",
+        FIRST + "1: .*`visible` is True where",
     ),
     "hidden scores of 0": (
         planted(hide=lambda s, visible: s * visible),
         r"causal, after tile .*weighs exp\(0 - m\)",
     ),
-    "hidden scores of -1e30": (
-        planted(hide=lambda s, visible: s.masked_fill(~visible, -1e30)),
-        UNSEEN + ".*all hidden keys weigh the same, and o is the sum of V",
+    **{
+        f"hidden scores of {fill}": (
+            planted(hide=lambda s, visible, fill=fill: s.masked_fill(~visible, fill)),
+            "a causal window of 3 keys, .*" + UNSEEN + ".*" + FINITE,
+        )
+        for fill in (-100.0, -1e4, -1e9, -1e30, torch.finfo(torch.float64).min)
+    },
+    "-1e9 added to hidden scores": (
+        planted(hide=lambda s, visible: s - 1e9 * ~visible),
+        "a causal window of 3 keys, .*" + UNSEEN + ".*" + FINITE,
+    ),
+    "m from 0": (
+        planted(start=0.0),
+        "scores near -1000, after tile 1: .*: m starts at -inf: with 0, ",
     ),
     "naive -inf": (planted(finite=lambda m: m), UNSEEN + "nan and .*" + NAN),
     "mask after exp": (
         planted(finite=lambda m: m, terms=lambda p, visible: p * visible),
         UNSEEN + "nan and .*" + NAN,
     ),
-    "own causal mask": (own_causal_mask, FIRST),
+    "own causal mask": (own_causal_mask, FIRST + "1: " + FIRST_VALUE + DIAGONAL),
+    "own causal mask in each tile, and the given one": (
+        planted(hide=lambda s, visible: s.masked_fill(~visible.tril(), -1e9)),
+        FIRST + "1: " + FIRST_VALUE + DIAGONAL,
+    ),
     "all at once": (
         all_at_once,
         r"tiles of 2, it takes tile 2 before it has yielded .* tile 1: one",

@@ -65,12 +65,12 @@ def _cases() -> Iterator[Case]:
     """The easiest first."""
     generator = torch.Generator().manual_seed(0)
 
-    def case(sq, sk, tile, what="", visible=None, also: float | torch.Tensor = 0.0) -> Case:
+    def case(sq, sk, tile, what="", visible=None, also: float | torch.Tensor = 0.0, d=HEAD_DIM):
         """also: is added to the score of each key."""
         q, k, v = (
-            torch.randn(n, HEAD_DIM, generator=generator, dtype=torch.float64) for n in (sq, sk, sk)
+            torch.randn(n, d, generator=generator, dtype=torch.float64) for n in (sq, sk, sk)
         )
-        q[:, 0], k[:, 0] = math.sqrt(HEAD_DIM), k[:, 0] + also
+        q[:, 0], k[:, 0] = math.sqrt(d), k[:, 0] + also
         everything = torch.ones(sq, sk, dtype=torch.bool)
         return Case(what, q, k, v, everything if visible is None else visible, tile)
 
@@ -99,6 +99,7 @@ def _cases() -> Iterator[Case]:
     odd = torch.arange(24) % 2 == 1
     high_hidden = torch.where(odd, -1000.0, 1000.0).double()
     yield case(5, 24, 6, "large scores hidden", odd.expand(5, 24), high_hidden)
+    yield case(3, 6, 2, "d = 7", d=7)  # where the root of d is not its half
 
 
 def _states(answer: Callable, case: Case) -> Iterator[State]:

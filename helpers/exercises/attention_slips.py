@@ -64,6 +64,9 @@ def why(
         pairs = zip(given, map(shown, _run(slip, seen)), strict=True)
         if all(_close(x, y) for pair in pairs for x, y in zip(*pair, strict=True)):
             return slip.hint
+    counted = (log_sum == -INF) & (o != 0).any(1)
+    if (counted & (m > -INF) & (m < math.log(TOLERANCE))).any():  # larger ones show earlier
+        return "a hidden score has to be -inf: where no key is seen, finite ones count in full"
     if undefined.all() and len(seen) > 1:
         return (
             "NaN from the second tile on: the tile before is overwritten, as shared memory is, so "
@@ -77,12 +80,6 @@ def why(
     if _close(given[-1][1], attention, FLOAT32) and _close(given[-1][0], log_sum, FLOAT32):
         return "that is float32's precision: keep everything in q's dtype"
     return ""
-
-
-NAN_HINT = (
-    "where a query has seen no key, m is -inf, and -inf - (-inf) is NaN: subtract something finite "
-    "in its place, and exp(-inf) = 0 comes out"
-)
 
 
 def _run(slip: Slip, seen: Sequence[Seen]) -> Iterator[State]:
@@ -168,6 +165,10 @@ def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float = TOLERANCE) -> bo
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+NAN_HINT = (
+    "where a query has seen no key, m is -inf, and -inf - (-inf) is NaN: subtract something finite "
+    "in its place, and exp(-inf) = 0 comes out"
+)
 DIVIDED_HINT = (
     "o is divided already, by l or by each tile's own sum: add exp(score - m) v undivided, and l "
     "divides o once, at the end"
@@ -209,26 +210,25 @@ SLIPS = (
     Slip(AVERAGE_HINT, _own_attention(torch.ones_like)),
     Slip("exp2(x) is exp(x ln 2): the scores lack a factor log2(e)", _base_2),
     Slip("the mask is ignored", _right, lambda tile: tile.scores),
-    Slip(
-        "`visible` is True where a query sees a key: here the others count",
+    Slip(  # one tile is enough: the first of the first case, where all is visible, differs
+        "the mask is `visible`, whatever it is, and not the diagonal",
         _right,
-        lambda tile: tile.scores.masked_fill(tile.visible, -INF),
-    ),
-    Slip(
-        "a hidden score of 0 weighs exp(0 - m): it has to be -inf",
-        _right,
-        lambda tile: tile.masked(fill=0.0),
-    ),
-    Slip(
-        "with a large negative number in place of -inf all hidden keys weigh the same, and o is "
-        "the sum of V",
-        _right,
-        lambda tile: tile.masked(fill=-1e30),
+        lambda tile: tile.scores.where(torch.ones_like(tile.visible).tril(), -INF),
     ),
     Slip(
         "m is the largest of the visible scores; beside a hidden one they all become 0",
         _from_maximum(lambda m, s, tile: torch.maximum(m, tile.scores.amax(1))),
     ),
+    Slip(  # between others that make l and o 0: that above is right where this one fails first
+        "m starts at -inf: with 0, far above these scores, all exponentials are 0",
+        _from_maximum(lambda m, s, tile: torch.maximum(m, s.amax(1)).clamp(min=0)),
+    ),
+    Slip(
+        "`visible` is True where a query sees a key: here the others count",
+        _right,
+        lambda tile: tile.scores.masked_fill(tile.visible, -INF),
+    ),
+    Slip("a hidden score of 0 weighs exp(0 - m): make it -inf", _right, lambda t: t.masked(fill=0)),
     Slip(
         "without a maximum subtracted the exponentials overflow, or are all 0",
         _from_maximum(lambda m, s, tile: torch.zeros_like(m)),

@@ -5,15 +5,17 @@ Hopper are in `attention_tiles` and `attention_hopper`, and `attention_plans` ch
 """
 
 import math
+import numbers
 
 import torch
+from torch.autograd import forward_ad
 
 from helpers.kernels.attention_plans import launch_attention
-from helpers.kernels.contract import checked
+from helpers.kernels.contract import checked, outside_compiler
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WIDEST = 256  # numbers of a head, whose sums are held in registers
-LEAST_SCALE = 2.0**-126  # less could be 0 in fp32, and is taken for it
+LEAST_SCALE, MOST_SCALE = 2.0**-126, 2.0**126  # in fp32; less is taken for 0
 LARGEST = 2**31 - 1024  # queries and keys are counted in 32 bits, and a tile beyond their end
 
 
@@ -29,15 +31,18 @@ def attention_reference(
     Arguments and result as for `flash_attention`, and float64 as well; computed in fp32 at least.
     Differentiable.
     """
-    scale = _checked(q, k, v, scale, (*DTYPES, torch.float64))
+    scale = _checked(q, k, v, causal, scale, (*DTYPES, torch.float64))
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
     dtype = torch.promote_types(q.dtype, torch.float32)
     k, v = (x.to(dtype).repeat_interleave(group, dim=1) for x in (k, v))
-    scores = q.to(dtype) @ k.transpose(-2, -1) * scale
-    if causal:
-        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        scores = scores.masked_fill(~visible, -math.inf)
-    return (torch.softmax(scores, dim=-1) @ v).to(q.dtype)  # no keys: sums of nothing, 0
+    with torch.autocast(q.device.type, enabled=False):
+        scores = q.to(dtype) @ k.transpose(-2, -1) * scale
+        if causal:
+            visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+            scores = scores.masked_fill(~visible, -math.inf)
+        nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
+        weights = torch.softmax(scores, dim=-1).masked_fill(nothing, 0)
+        return (weights @ v).to(q.dtype)
 
 
 def flash_attention(
@@ -51,24 +56,25 @@ def flash_attention(
 
     q: (batch, heads, queries, dim); k, v: (batch, kv heads, keys, dim), of which heads / kv heads
     neighbouring heads of q share one (grouped-query attention). fp32, fp16 or bf16 (else
-    TypeError), computed in fp32, dim 1 to 256, any lengths and strides; the result is contiguous.
+    TypeError), computed in fp32, dim up to 256, any lengths and strides; the result is contiguous.
     causal: query i sees keys 0 to i, also where there are more keys than queries, as PyTorch's
     is_causal has it. scale: by default 1/√dim. A query that sees no key, or only scores of -inf,
-    gets 0. NaN and +inf spread as in the formula, but that a causal query may not look at the keys
-    behind it at all, where the formula has 0 times their values. fp32 is multiplied in TF32 where
-    PyTorch's switch allows it (`matmul_plans.precision`). ValueError for other shapes, and where a
-    launch would be too large; RuntimeError where a gradient is asked for.
+    gets 0. NaN and +inf spread as in the formula, except that a causal query need not read the keys
+    after it, where the formula has 0 times their values; and weights times values are added up
+    before they are divided by the sum of the weights, which overflows sooner; as do, on a GPU,
+    scaled scores beyond some 10^8, where a maximum is not rounded as its score is. fp32 is
+    multiplied in TF32 where PyTorch's switch allows it (`matmul_plans.precision`). ValueError for
+    other shapes, and where a launch would be too large; RuntimeError where a derivative is asked
+    for.
     """
-    _checked(q, k, v, scale, DTYPES)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+    _checked(q, k, v, causal, scale, DTYPES)
+    backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if backward or any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
         raise RuntimeError(
-            "flash_attention has no backward pass yet: detach q, k and v, or use torch.no_grad()"
+            "flash_attention has no derivative yet: detach q, k and v, or use torch.no_grad()"
         )
-    launch = launch_flash_attention
-    if torch.compiler.is_compiling():  # it would try to look into the interpreter
-        launch = torch._dynamo.disable(launch)
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
-    launch(q, k, v, o, causal, scale)
+    outside_compiler(launch_flash_attention)(q, k, v, o, causal, scale)
     return o
 
 
@@ -94,7 +100,7 @@ def launch_flash_attention(
     launch_attention(q, k, v, o, causal, scale)
 
 
-def _checked(q, k, v, scale: float | None, dtypes: tuple[torch.dtype, ...]) -> float:
+def _checked(q, k, v, causal: bool, scale: float | None, dtypes: tuple) -> float:
     """The scale; TypeError or ValueError for what no attention takes."""
     for x in (q, k, v):
         checked(x, "attention", dtypes)
@@ -115,10 +121,14 @@ def _checked(q, k, v, scale: float | None, dtypes: tuple[torch.dtype, ...]) -> f
         raise ValueError(f"k and v are alike, and like q but for heads and sequence: {shapes}")
     if q.shape[1] != k.shape[1] and (not k.shape[1] or q.shape[1] % k.shape[1]):
         raise ValueError(f"q's heads are a multiple of those of k and v: {shapes}")
-    if not 1 <= q.shape[3] <= WIDEST:
-        raise ValueError(f"head dims are 1 to {WIDEST}: {shapes}")
+    if q.shape[3] > WIDEST:
+        raise ValueError(f"head dims are at most {WIDEST}: {shapes}")
     if max(q.shape[2], k.shape[2]) > LARGEST:
         raise ValueError(f"sequences are at most {LARGEST:,} long: {shapes}")
-    if scale is not None and not math.isfinite(scale):
-        raise ValueError(f"scale is a finite number or None, not {scale!r}")
-    return q.shape[3] ** -0.5 if scale is None else float(scale)
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal is True or False, and no mask: {type(causal).__name__}")
+    if not isinstance(scale, (numbers.Real, type(None))):
+        raise TypeError(f"scale is None or a number, not {type(scale).__name__}")
+    if scale is not None and not abs(scale) <= MOST_SCALE:
+        raise ValueError(f"scale is None or a number of at most {MOST_SCALE:.1e}, not {scale!r}")
+    return max(1, q.shape[3]) ** -0.5 if scale is None else float(scale)

@@ -15,7 +15,7 @@ from helpers.kernels.matmul_tiles import tile_of
 from helpers.triton_mode import gl, gluon
 
 LEAST_REUSE = 384  # FLOPs of a byte of keys and values: in 16 bits two for each query
-MOST_BLOCKS = 2**20  # more are dealt evenly in any order
+MOST_BLOCKS = 2**16  # more are dealt evenly in any order
 
 
 @gluon.jit
@@ -55,7 +55,7 @@ def section(pairs: int, blocks: int, programs: int, rows: int) -> int:
 
 
 def imbalance(pairs: int, blocks: int, programs: int, section: int) -> float:
-    """The longest program's steps over the mean, as `attention_hopper.block_of` deals blocks."""
+    """The longest program's steps over the mean, as `block_of` deals blocks."""
     number = np.arange(pairs * blocks)
     row, place = np.divmod(number, programs)
     backwards = np.minimum(programs, pairs * blocks - row * programs) - 1 - place

@@ -17,7 +17,7 @@ import helpers.device  # noqa: F401  sets Triton's mode before anything loads Tr
 # isort: split
 from helpers.kernels.attention_deal import block_of
 from helpers.kernels.attention_ring import ROWS, load, load_queries, wait_for
-from helpers.kernels.attention_tiles import LOG2_E
+from helpers.kernels.attention_tiles import LOG2_E, blocks_of
 from helpers.kernels.matmul_persistent import sms
 from helpers.triton_mode import gl, gluon, hopper, on_device_of, triton
 
@@ -33,13 +33,15 @@ class HopperConfig:
     """How the Hopper kernel goes about it.
 
     groups: of four warps and 64 queries each, 2 or 3. tile_k: keys a step. slots: of tile_k keys or
-    values in shared memory. turns: whether the groups take turns at asking for products.
+    values in shared memory. turns: whether the groups take turns at asking for products. buffers: 2
+    where the next queries have room beside these, else 1.
     """
 
     groups: int
     tile_k: int
     slots: int
     turns: bool
+    buffers: int
 
 
 @gluon.jit
@@ -69,7 +71,7 @@ def weigh(s, m, l, scale):
 def attend(
     ME: gl.constexpr, q_matrix, o_matrix, q_parts, o_parts, ring, barriers, sizes, scale,
     GROUPS: gl.constexpr, TILE_K: gl.constexpr, SLOTS: gl.constexpr, CAUSAL: gl.constexpr,
-    TAIL: gl.constexpr, TURNS: gl.constexpr,
+    TAIL: gl.constexpr, TURNS: gl.constexpr, BUFFERS: gl.constexpr,
 ):
     DIM: gl.constexpr = q_matrix.block_type.shape[3]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_K, 16])
@@ -79,14 +81,12 @@ def attend(
     ROWS_AT_ONCE: gl.constexpr = GROUPS * ROWS
     ready, free, came, turn = barriers
     came, mine, next_turn = came.index(ME), turn.index(ME), turn.index((ME + 1) % GROUPS)
-    q_part, o_part = q_parts.index(ME), o_parts.index(ME)
-    q = q_part.reshape([ROWS, DIM])
+    o_part = o_parts.index(ME)
     zero = gl.zeros((ROWS, TILE_K), gl.float32, SCORES)
     number, programs = gl.program_id(0), gl.num_programs(0)
     total = sizes[2] * gl.cdiv(sizes[3], ROWS_AT_ONCE)
-    count, turns, phase = 0, 1 if ME == 0 else 0, 0  # the first turn is group 0's
-    batch, head, start, keys = block_of(number, sizes, ROWS_AT_ONCE, CAUSAL)
-    load_queries(ME, q_matrix, q_part, came, batch, head, start)
+    count, turns, blocks = 0, 1 if ME == 0 else 0, 0  # the first turn is group 0's
+    load_queries(ME, number, q_matrix, q_parts.index(ME * BUFFERS), came, sizes, GROUPS, CAUSAL)
     for number in range(gl.program_id(0), total, programs):
         batch, head, start, keys = block_of(number, sizes, ROWS_AT_ONCE, CAUSAL)
         steps, last = gl.cdiv(keys, TILE_K), sizes[4] - 1 + gl.zeros((ROWS,), gl.int32, ROW)
@@ -99,8 +99,13 @@ def attend(
         l = gl.zeros((ROWS,), gl.float32, ROW)
         o = gl.zeros((ROWS, DIM), gl.float32, OUTPUT)
 
-        mbarrier.wait(came, phase)
-        phase ^= 1
+        mbarrier.wait(came, blocks & 1)
+        q_part = q_parts.index(ME * BUFFERS + blocks % BUFFERS)
+        q = q_part.reshape([ROWS, DIM])
+        blocks += 1
+        if BUFFERS == 2:
+            q_next = q_parts.index(ME * BUFFERS + blocks % BUFFERS)
+            load_queries(ME, number + programs, q_matrix, q_next, came, sizes, GROUPS, CAUSAL)
         if TURNS:
             mbarrier.wait(mine, turns & 1)
             turns += 1
@@ -136,9 +141,8 @@ def attend(
             o = o * gl.convert_layout(rescale, gl.SliceLayout(1, OUTPUT))[:, None]
             p = gl.convert_layout(p_next.to(q.dtype), WEIGHTS)
             count += 2
-        if number + programs < total:  # these queries have been used
-            later = block_of(number + programs, sizes, ROWS_AT_ONCE, CAUSAL)
-            load_queries(ME, q_matrix, q_part, came, later[0], later[1], later[2])
+        if BUFFERS == 1:  # these queries have been used
+            load_queries(ME, number + programs, q_matrix, q_part, came, sizes, GROUPS, CAUSAL)
         v = wait_for(ring, ready, count, SLOTS, TILE_K, DIM)
         o = hopper.warpgroup_mma(p, v, o, is_async=True)
         o = hopper.warpgroup_mma_wait(0, deps=[o])
@@ -157,13 +161,14 @@ def attend(
 def attention_hopper_kernel(
     q_matrix, k_matrix, v_matrix, o_matrix, sizes, scale, GROUPS: gl.constexpr,
     TILE_K: gl.constexpr, SLOTS: gl.constexpr, CAUSAL: gl.constexpr, TAIL: gl.constexpr,
-    TURNS: gl.constexpr, WARPS: gl.constexpr, REGISTERS: gl.constexpr,
+    TURNS: gl.constexpr, BUFFERS: gl.constexpr, WARPS: gl.constexpr, REGISTERS: gl.constexpr,
 ):
-    q_shape: gl.constexpr = [GROUPS] + q_matrix.block_type.shape
+    q_shape: gl.constexpr = [GROUPS * BUFFERS] + q_matrix.block_type.shape
+    o_shape: gl.constexpr = [GROUPS] + o_matrix.block_type.shape
     k_shape: gl.constexpr = [SLOTS] + k_matrix.block_type.shape
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     q_parts = gl.allocate_shared_memory(q_matrix.dtype, q_shape, q_matrix.layout)
-    o_parts = gl.allocate_shared_memory(o_matrix.dtype, q_shape, o_matrix.layout)
+    o_parts = gl.allocate_shared_memory(o_matrix.dtype, o_shape, o_matrix.layout)
     ring = gl.allocate_shared_memory(k_matrix.dtype, k_shape, k_matrix.layout)
     ready = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
     free = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], BARRIER)
@@ -180,19 +185,19 @@ def attention_hopper_kernel(
     if GROUPS == 2:
         gl.warp_specialize([
             (attend, (0, q_matrix, o_matrix, q_parts, o_parts, ring, barriers, sizes, scale, GROUPS,
-                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS)),
+                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
             (attend, (1, q_matrix, o_matrix, q_parts, o_parts, ring, barriers, sizes, scale, GROUPS,
-                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS)),
+                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
             (load, (k_matrix, v_matrix, ring, barriers, sizes, GROUPS, TILE_K, SLOTS, CAUSAL)),
         ], WARPS, REGISTERS)
     else:
         gl.warp_specialize([
             (attend, (0, q_matrix, o_matrix, q_parts, o_parts, ring, barriers, sizes, scale, GROUPS,
-                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS)),
+                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
             (attend, (1, q_matrix, o_matrix, q_parts, o_parts, ring, barriers, sizes, scale, GROUPS,
-                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS)),
+                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
             (attend, (2, q_matrix, o_matrix, q_parts, o_parts, ring, barriers, sizes, scale, GROUPS,
-                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS)),
+                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
             (load, (k_matrix, v_matrix, ring, barriers, sizes, GROUPS, TILE_K, SLOTS, CAUSAL)),
         ], WARPS, REGISTERS)
 # fmt: on
@@ -201,7 +206,7 @@ def attention_hopper_kernel(
 def launch_hopper(q, k, v, o, config: HopperConfig, causal=False, scale=1.0, section=1):
     """As `attention_tiles.launch_tiles`, in 16 bits, for tensors of which `has_descriptor` holds.
 
-    On a GPU of compute capability 9.0. section: see `attention_plans.section`.
+    On a GPU of compute capability 9.0. section: see `attention_deal.section`.
     """
     with on_device_of(q):
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -213,12 +218,12 @@ def launch_hopper(q, k, v, o, config: HopperConfig, causal=False, scale=1.0, sec
             return TensorDescriptor(x, list(x.shape), strides, block, _layout(*block))
 
         (batch, heads, queries, _), keys = q.shape, k.shape[2]
-        blocks = batch * heads * triton.cdiv(queries, config.groups * 64)
+        blocks = blocks_of(q, config.groups * 64)
         sizes = (heads, heads // k.shape[1], batch * heads, queries, keys, section)
         return attention_hopper_kernel[(min(blocks, sms(q.device)),)](
             *(matrix(q, 64), matrix(k, config.tile_k), matrix(v, config.tile_k), matrix(o, 64)),
             *(sizes, scale * LOG2_E, config.groups, config.tile_k, config.slots),
-            *(causal, keys % config.tile_k > 0, config.turns),
+            *(causal, keys % config.tile_k > 0, config.turns, config.buffers),
             *(WORKER_WARPS[config.groups], WORKER_REGISTERS[config.groups]),
             num_warps=4,
         )

@@ -50,10 +50,16 @@ def load(
 
 
 @gluon.jit
-def load_queries(ME: gl.constexpr, q_matrix, q_part, came, batch, head, first):
-    mbarrier.expect(came, q_matrix.block_type.nbytes)
-    at = [batch, head, first + ME * ROWS, 0]
-    tma.async_copy_global_to_shared(q_matrix, at, came, q_part)
+def load_queries(
+    ME: gl.constexpr, number, q_matrix, q_part, came, sizes, GROUPS: gl.constexpr,
+    CAUSAL: gl.constexpr,
+):
+    # Those of a group in a block, if there is one of this number.
+    if number < sizes[2] * gl.cdiv(sizes[3], GROUPS * ROWS):
+        batch, head, start, keys = block_of(number, sizes, GROUPS * ROWS, CAUSAL)
+        mbarrier.expect(came, q_matrix.block_type.nbytes)
+        at = [batch, head, start + ME * ROWS, 0]
+        tma.async_copy_global_to_shared(q_matrix, at, came, q_part)
 
 
 @gluon.jit

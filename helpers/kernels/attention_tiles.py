@@ -17,7 +17,7 @@ from helpers.device import interpreting
 from helpers.triton_mode import on_device_of, tl, triton
 
 LOG2_E = 1 / math.log(2)
-MOST_PROGRAMS = 2**31 - 1  # a grid's first axis; the other two end at 65,535
+MOST_BLOCKS = 2**31 - 2**16  # of a grid's first axis, and one a program more can be counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,15 +129,12 @@ def launch_tiles(
     """Write softmax(q kᵀ scale) v to o; returns what Triton compiled, None when interpreted.
 
     q, o: (batch, heads, queries, dim); k, v: (batch, heads / group, keys, dim). Any strides; no
-    dimension is 0 and scale > 0. None of this is checked; ValueError for more than 2^31 - 1
-    programs. precision: what tl.dot makes of fp32, "ieee" or "tf32".
+    dimension is 0 and scale > 0. None of this is checked; ValueError as for `blocks_of`.
+    precision: what tl.dot makes of fp32, "ieee" or "tf32".
     """
-    batch, heads, queries, dim = q.shape
+    heads, queries, dim = q.shape[1:]
     with on_device_of(q):
-        programs = batch * heads * triton.cdiv(queries, config.tile_q)
-        if programs > MOST_PROGRAMS:
-            raise ValueError(f"attention of {tuple(q.shape)} takes {programs:,} programs: too many")
-        return attention_tiles_kernel[(programs,)](
+        return attention_tiles_kernel[(blocks_of(q, config.tile_q),)](
             *(q, k, v, o, q.stride(), k.stride(), v.stride(), o.stride()),
             *(heads, heads // k.shape[1], queries, k.shape[2], scale * LOG2_E),
             *(dim, max(16, triton.next_power_of_2(dim)), config.tile_q, config.tile_k),
@@ -145,3 +142,12 @@ def launch_tiles(
             num_warps=config.warps,
             num_stages=config.stages,
         )
+
+
+def blocks_of(q: torch.Tensor, rows: int) -> int:
+    """Blocks of `rows` queries of one head in q; ValueError for more than `MOST_BLOCKS`."""
+    batch, heads, queries, _ = q.shape
+    blocks = batch * heads * triton.cdiv(queries, rows)
+    if blocks > MOST_BLOCKS:
+        raise ValueError(f"attention of {tuple(q.shape)} has {blocks:,} blocks: too many")
+    return blocks

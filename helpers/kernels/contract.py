@@ -1,6 +1,7 @@
 """What the public functions of this package ask of a tensor, and how they enter autograd."""
 
-from collections.abc import Collection
+import sys
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -20,7 +21,13 @@ def checked(x: torch.Tensor, what: str, dtypes: Collection[torch.dtype]) -> torc
 def apply(function: type[torch.autograd.Function], *arguments):
     """function.apply, which torch.compile goes around: it would try to look into the interpreter,
     or the emulator."""
-    way = function.apply
-    if torch.compiler.is_compiling():
-        way = torch._dynamo.disable(way)
-    return way(*arguments)
+    return outside_compiler(function.apply)(*arguments)
+
+
+def outside_compiler(function: Callable) -> Callable:
+    """The function as torch.compile calls it without looking inside.
+
+    Also where nothing is being compiled just now: what fails to compile is run, and what it calls
+    then is looked into.
+    """
+    return torch._dynamo.disable(function) if "torch._dynamo" in sys.modules else function

@@ -160,6 +160,8 @@ def _type(kind: str | int | tuple, place: list[int], multiples: list, parts: lis
     if isinstance(kind, int):
         parts.append([place, kind])
         return "constexpr"
+    if not isinstance(kind, str):
+        raise ValueError(f'a type is written as text, "i32", not {kind!r}')
     kind, _, multiple = kind.partition(":")
     if int(multiple or (16 if kind.startswith("*") else 1)) % 16 == 0:
         multiples.append(place)
