@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from helpers import ptx
 from helpers.check import assert_close
@@ -100,6 +101,13 @@ def check_public(modules) -> None:
         except RuntimeError:
             continue
         raise AssertionError("a gradient was asked for, and not refused")
+    refused = False
+    with forward_ad.dual_level():
+        try:
+            module.flash_attention(q, forward_ad.make_dual(k, k), v)
+        except RuntimeError:
+            refused = True
+    assert refused, "a tangent was lost"
     with mock.patch.object(module, "launch_attention", side_effect=AssertionError("launched")):
         assert module.flash_attention(q[:, :, :0], k, v).numel() == 0
         with mock.patch.object(torch, "empty_like", torch.ones_like):
