@@ -11,7 +11,7 @@ from helpers.kernels.attention_hopper import HopperConfig, launch_hopper
 from helpers.kernels.attention_tiles import Config, launch_tiles
 from helpers.kernels.matmul_persistent import MOST_BYTES, UNIT_BYTES, sms
 from helpers.kernels.matmul_plans import OutOfResources, precision
-from helpers.triton_mode import triton
+from helpers.triton_mode import on_device_of, triton
 
 INTERPRETED = Config(64, 128)  # few steps: each takes milliseconds
 WIDTHS = (64, 128, 256)
@@ -31,6 +31,11 @@ def launch_attention(q, k, v, o, causal: bool, scale: float) -> None:
 
     As `attention_tiles.launch_tiles`.
     """
+    with on_device_of(q):
+        _launch_first(q, k, v, o, causal, scale)
+
+
+def _launch_first(q, k, v, o, causal: bool, scale: float) -> None:
     if interpreting():
         launch_tiles(q, k, v, o, INTERPRETED, causal, scale)
         return
