@@ -28,6 +28,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="set a parameter in the notebooks that have it")  # fmt: skip
     add("--timeout", metavar="MINUTES", help="limit of one notebook (smoke: 10, full: 20)")
     add("--resume", action="store_true", help="continue the newest run: skip what is finished")
+    add("--no-pages", action="store_true", help="leave out the executed notebooks' HTML pages")
     add("--output", type=Path, metavar="DIR", help="default: runs/<device>-<date>")
     add("--notebooks", type=Path, metavar="DIR", default=run_folder.ROOT / "notebooks")
     return parser.parse_args(arguments)
@@ -215,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
         entries, interrupted = run_all(
             notebooks, parameters, profile, folder, limit_minutes, environment
         )
-        page = report.write(folder, convert=not interrupted)
+        page = report.write(folder, convert=not (interrupted or options.no_pages))
     except OSError as error:
         print(f"helpers.run: {folder} can no longer be written: {error}", file=sys.stderr)
         return 1

@@ -84,17 +84,18 @@ def attend(
     o_part = o_parts.index(ME)
     zero = gl.zeros((ROWS, TILE_K), gl.float32, SCORES)
     number, programs = gl.program_id(0), gl.num_programs(0)
-    total = sizes[2] * gl.cdiv(sizes[3], ROWS_AT_ONCE)
+    pairs, queries, keys_in_all = sizes[2], sizes[3], sizes[4]
+    total = pairs * gl.cdiv(queries, ROWS_AT_ONCE)
     count, turns, blocks = 0, 1 if ME == 0 else 0, 0  # the first turn is group 0's
     load_queries(ME, number, q_matrix, q_parts.index(ME * BUFFERS), came, sizes, GROUPS, CAUSAL)
     for number in range(gl.program_id(0), total, programs):
         batch, head, start, keys = block_of(number, sizes, ROWS_AT_ONCE, CAUSAL)
-        steps, last = gl.cdiv(keys, TILE_K), sizes[4] - 1 + gl.zeros((ROWS,), gl.int32, ROW)
-        masked = steps - sizes[4] // TILE_K
+        steps, last = gl.cdiv(keys, TILE_K), keys_in_all - 1 + gl.zeros((ROWS,), gl.int32, ROW)
+        masked = steps - keys_in_all // TILE_K
         if CAUSAL:
             start_mine = start + ME * ROWS
             last = gl.minimum(last, start_mine + gl.arange(0, ROWS, layout=ROW))
-            masked = steps - gl.minimum(sizes[4], start_mine + 1) // TILE_K
+            masked = steps - gl.minimum(keys_in_all, start_mine + 1) // TILE_K
         m = gl.full((ROWS,), -float("inf"), gl.float32, ROW)
         l = gl.zeros((ROWS,), gl.float32, ROW)
         o = gl.zeros((ROWS, DIM), gl.float32, OUTPUT)

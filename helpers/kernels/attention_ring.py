@@ -34,10 +34,11 @@ def load(
     ready, free, came, turn = barriers
     ROWS_AT_ONCE: gl.constexpr = GROUPS * ROWS
     count = 0
-    for number in range(gl.program_id(0), sizes[2] * gl.cdiv(sizes[3], ROWS_AT_ONCE),
-                        gl.num_programs(0)):
+    group, pairs, queries = sizes[1], sizes[2], sizes[3]
+    total = pairs * gl.cdiv(queries, ROWS_AT_ONCE)
+    for number in range(gl.program_id(0), total, gl.num_programs(0)):
         batch, head, start, keys = block_of(number, sizes, ROWS_AT_ONCE, CAUSAL)
-        head //= sizes[1]
+        head //= group
         steps = gl.cdiv(keys, TILE_K)
         for step in range(steps + 1):
             first = (steps - 1 - step) * TILE_K
@@ -55,7 +56,8 @@ def load_queries(
     CAUSAL: gl.constexpr,
 ):
     # Those of a group in a block, if there is one of this number.
-    if number < sizes[2] * gl.cdiv(sizes[3], GROUPS * ROWS):
+    pairs, queries = sizes[2], sizes[3]
+    if number < pairs * gl.cdiv(queries, GROUPS * ROWS):
         batch, head, start, keys = block_of(number, sizes, GROUPS * ROWS, CAUSAL)
         mbarrier.expect(came, q_matrix.block_type.nbytes)
         at = [batch, head, start + ME * ROWS, 0]
