@@ -33,6 +33,13 @@ def add(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def copy_rows(x_ptr, out_ptr, stride):
+    i, j = tl.arange(0, 8)[:, None], tl.arange(0, 64)[None, :]
+    x = tl.load(x_ptr + i * stride[0] + j * stride[1])
+    tl.store(out_ptr + i * 64 + j, x)
+
+
+@triton.jit
 def matmul(a_ptr, b_ptr, c_ptr, n, TILE: tl.constexpr):
     i = tl.arange(0, TILE)
     total = tl.zeros((TILE, TILE), tl.float32)
@@ -179,6 +186,22 @@ def test_what_is_known_of_an_argument_widens_its_accesses():
     signatures = [ADD, ADD | {"n": "i32"}, ADD | unaligned]
     found = ptx.triton_compile_many([ptx.Request(add, s, {"BLOCK": 1024}) for s in signatures])
     assert [max(ptx.bytes_per_access(one.ptx).bytes) for one in found] == [16, 4, 4]
+
+
+def test_tuples_are_arguments():
+    """As a launch has strides: 1 compiled in, others known to be multiples of 16 or not."""
+
+    def accesses(*strides):
+        types = {"x_ptr": "*fp32", "out_ptr": "*fp32", "stride": strides}
+        return [i for i in instructions(ptx.triton_ptx(copy_rows, types)) if "ld.global" in str(i)]
+
+    wide = accesses("i32:16", 1)
+    assert wide and all(".v4" in str(one) for one in wide)
+    for strides in (("i32", 1), ("i32:16", "i32:16")):
+        assert not any(".v4" in str(one) for one in accesses(*strides))
+    for wrong in ("i32", 1.5), ("i32", None), ["i32", 1]:
+        with pytest.raises(ValueError, match="a type is written as text"):
+            ptx.triton_ptx(copy_rows, {"x_ptr": "*fp32", "out_ptr": "*fp32", "stride": wrong})
 
 
 def test_helpers_constants_and_functions_as_arguments(children):
