@@ -4,8 +4,10 @@ import inspect
 import sys
 
 import pytest
+import torch
 
 from helpers import native
+from helpers.device import device, has_cuda
 from helpers.ptx import ToolMissing
 
 
@@ -40,3 +42,14 @@ def compiled():
         native.load()
     except ToolMissing as reason:
         pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def memory():
+    """Over 2^31 numbers. On a CPU most of that memory is never touched, only reserved."""
+    if has_cuda() and torch.cuda.mem_get_info()[0] < 6 * 2**30:
+        pytest.skip("needs 6 GB of GPU memory")
+    try:
+        return torch.empty(2**31 + 2**20, dtype=torch.float16, device=device())
+    except RuntimeError:
+        pytest.skip("needs 4 GB of address space")

@@ -650,17 +650,6 @@ def test_the_reference_computes_in_fp32(dtype):
 # What is far apart, and what is many
 
 
-@pytest.fixture(scope="module")
-def memory():
-    """Over 2^31 numbers. On a CPU most of that memory is never touched, only reserved."""
-    if has_cuda() and torch.cuda.mem_get_info()[0] < 6 * 2**30:
-        pytest.skip("needs 6 GB of GPU memory")
-    try:
-        return torch.empty(2**31 + 2**20, dtype=FP16, device=DEVICE)
-    except RuntimeError:
-        pytest.skip("needs 4 GB of address space")
-
-
 FAR_APART = {
     "batches": ((3, 1, 5, 16), (2**30, 2**12, 16, 1)),
     "heads": ((1, 3, 5, 16), (2**12, 2**30, 16, 1)),

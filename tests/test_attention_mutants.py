@@ -32,7 +32,7 @@ from tests.test_attention import (
     surrounded,
     weights,
 )
-from tests.test_softmax_mutants import deadline
+from tests.test_softmax_mutants import deadline, each_of
 
 pytestmark = pytest.mark.skipif(not triton_version(), reason="needs Triton")
 MODULES = (attention_tiles, attention_plans, attention)  # each after what it imports
@@ -293,8 +293,8 @@ MUTANTS = {
     },
     "public": {
         "a view's sign forgotten": ("x.resolve_neg() for x in", "x for x in"),
-        "scale of another dim": ("q.shape[-1] ** -0.5", "16 ** -0.5"),
-        "scale not of the root": ("q.shape[-1] ** -0.5", "1 / q.shape[-1]"),
+        "scale of another dim": ("max(1, q.shape[3]) ** -0.5", "16 ** -0.5"),
+        "scale not of the root": ("max(1, q.shape[3]) ** -0.5", "1 / q.shape[-1]"),
         "negative scales as they are": ("scale < LEAST_SCALE:", "abs(scale) < LEAST_SCALE:"),
         "negative scales without their sign": ("(-q, -scale)", "(q, -scale)"),
         "scale of 0 taken for 1": ("(q * 0, 1.0)", "(q, 1.0)"),
@@ -312,7 +312,7 @@ MUTANTS = {
         "tangents lost": ("if backward or any(", "if backward or False and any("),
     },
     "reference": {
-        "scale forgotten": ("k.transpose(-2, -1) * scale", "k.transpose(-2, -1)"),
+        "scale forgotten": ("k.transpose(-2, -1) * _scale(q, scale)", "k.transpose(-2, -1)"),
         "causal from the last query": (".tril()", ".tril(k.shape[2] - q.shape[2])"),
         "the next key too": (".tril()", ".tril(1)"),
         "mask the other way": (".tril()", ".triu()"),
@@ -324,14 +324,9 @@ MUTANTS = {
         "weights of queries": ("torch.softmax(scores, dim=-1)", "torch.softmax(scores, dim=-2)"),
     },
 }
-each_mutant = [
-    pytest.param(kernel, old, new, id=f"{kernel}: {name}")
-    for kernel, mutants in MUTANTS.items()
-    for name, (old, new) in mutants.items()
-]
 
 
-@pytest.mark.parametrize("kernel, old, new", each_mutant)
+@pytest.mark.parametrize("kernel, old, new", each_of(MUTANTS))
 def test_a_mutant_is_noticed(tmp_path, kernel, old, new):
     if kernel == "interpreted" and not interpreting():
         pytest.skip("of the interpreter")

@@ -32,6 +32,15 @@ FENCE = 3  # a number, not NaN: one that is read from beside x need not show as 
 SECONDS = 20  # far more than any check takes
 
 
+def each_of(mutants: dict[str, dict[str, tuple[str, str]]]) -> list:
+    """Parameters for a test of each: the kernel, a text in its source, and what replaces it."""
+    return [
+        pytest.param(kernel, old, new, id=f"{kernel}: {name}")
+        for kernel, changes in mutants.items()
+        for name, (old, new) in changes.items()
+    ]
+
+
 def changed(
     folder: Path, owner: types.ModuleType, old: str, new: str, all_modules: tuple = MODULES
 ) -> dict:
@@ -433,14 +442,9 @@ MUTANTS = {
         ),
     },
 }
-each_mutant = [
-    pytest.param(kernel, old, new, id=f"{kernel}: {name}")
-    for kernel, mutants in MUTANTS.items()
-    for name, (old, new) in mutants.items()
-]
 
 
-@pytest.mark.parametrize("kernel, old, new", each_mutant)
+@pytest.mark.parametrize("kernel, old, new", each_of(MUTANTS))
 def test_a_mutant_is_noticed(tmp_path, kernel, old, new):
     if not interpreting() and kernel not in ON_A_GPU:
         pytest.skip("its programs could wait for each other forever")

@@ -230,17 +230,6 @@ def test_gelu_where_it_goes_wrong(launch, dtype):
     assert_product(y, column, one, "gelu")
 
 
-@pytest.fixture(scope="module")
-def memory():
-    """Over 2^31 numbers. On a CPU most of that memory is never touched, only reserved."""
-    if has_cuda() and torch.cuda.mem_get_info()[0] < 6 * 2**30:
-        pytest.skip("needs 6 GB of GPU memory")
-    try:
-        return torch.empty(2**31 + 2**20, dtype=FP16, device=DEVICE)
-    except RuntimeError:
-        pytest.skip("needs 4 GB of address space")
-
-
 FAR_APART = {
     "rows": ((3, 20), (2**30, 1)),
     "columns": ((20, 3), (1, 2**30)),

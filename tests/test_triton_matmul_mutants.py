@@ -22,7 +22,7 @@ from helpers.kernels.matmul_tiles import Config
 from helpers.triton_mode import on_device_of
 from tests import test_block_order, test_softmax_mutants
 from tests.test_softmax import surrounded
-from tests.test_softmax_mutants import deadline
+from tests.test_softmax_mutants import deadline, each_of
 from tests.test_triton_matmul import (
     BF16,
     CAPABILITY,
@@ -326,14 +326,9 @@ MUTANTS = {
         "B's sign forgotten": ("b.resolve_neg(), c", "b, c"),
     },
 }
-each_mutant = [
-    pytest.param(kernel, old, new, id=f"{kernel}: {name}")
-    for kernel, mutants in MUTANTS.items()
-    for name, (old, new) in mutants.items()
-]
 
 
-@pytest.mark.parametrize("kernel, old, new", each_mutant)
+@pytest.mark.parametrize("kernel, old, new", each_of(MUTANTS))
 def test_a_mutant_is_noticed(tmp_path, kernel, old, new):
     skip_if_it_cannot_run(kernel)
     check, owner = CHECKS[kernel]

@@ -31,12 +31,12 @@ def attention_reference(
     Arguments and result as for `flash_attention`, and float64 as well; computed in fp32 at least.
     Differentiable.
     """
-    scale = _checked(q, k, v, causal, scale, (*DTYPES, torch.float64))
+    _check(q, k, v, causal, scale, (*DTYPES, torch.float64))
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
     dtype = torch.promote_types(q.dtype, torch.float32)
     k, v = (x.to(dtype).repeat_interleave(group, dim=1) for x in (k, v))
     with torch.autocast(q.device.type, enabled=False):
-        scores = q.to(dtype) @ k.transpose(-2, -1) * scale
+        scores = q.to(dtype) @ k.transpose(-2, -1) * _scale(q, scale)
         if causal:
             visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
             scores = scores.masked_fill(~visible, -math.inf)
@@ -67,7 +67,7 @@ def flash_attention(
     other shapes, and where a launch would be too large; RuntimeError where a derivative is asked
     for.
     """
-    _checked(q, k, v, causal, scale, DTYPES)
+    _check(q, k, v, causal, scale, DTYPES)
     backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     if backward or any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
         raise RuntimeError(
@@ -92,7 +92,7 @@ def launch_flash_attention(
     if not k.numel():
         o.zero_()
         return
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = _scale(q, scale)
     # A view that stands for its negative has the positive numbers in memory.
     q, k, v = (x.resolve_neg() for x in (q, k, v))
     if scale < LEAST_SCALE:  # kernels scale after the maximum
@@ -100,8 +100,12 @@ def launch_flash_attention(
     launch_attention(q, k, v, o, causal, scale)
 
 
-def _checked(q, k, v, causal: bool, scale: float | None, dtypes: tuple) -> float:
-    """The scale; TypeError or ValueError for what no attention takes."""
+def _scale(q: torch.Tensor, scale: float | None) -> float:
+    return max(1, q.shape[3]) ** -0.5 if scale is None else float(scale)
+
+
+def _check(q, k, v, causal: bool, scale: float | None, dtypes: tuple) -> None:
+    """TypeError or ValueError for what no attention takes."""
     for x in (q, k, v):
         checked(x, "attention", dtypes)
     names = {"q": q, "k": k, "v": v}
@@ -131,4 +135,3 @@ def _checked(q, k, v, causal: bool, scale: float | None, dtypes: tuple) -> float
         raise TypeError(f"scale is None or a number, not {type(scale).__name__}")
     if scale is not None and not abs(scale) <= MOST_SCALE:
         raise ValueError(f"scale is None or a number of at most {MOST_SCALE:.1e}, not {scale!r}")
-    return max(1, q.shape[3]) ** -0.5 if scale is None else float(scale)

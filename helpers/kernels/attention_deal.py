@@ -41,8 +41,9 @@ def section(pairs: int, blocks: int, programs: int, rows: int) -> int:
     pairs: of batch and head. With few at a time one program may get more than its share. With many,
     the keys of many are on their way at once, each for few programs: memory answers instead of L2,
     and it cannot where there are less than `LEAST_REUSE` FLOPs a byte. On an H200, causal, 4096
-    tokens, 64 heads of 128: 636 TFLOP/s one by one and 578 all together; at 16,384 tokens and 16
-    heads 520 and 653. The least number with nearly the best balance is taken.
+    tokens, 64 heads of 128: 626 TFLOP/s one by one and 587 all together (attention_attempts.csv);
+    in an experiment with 16,384 tokens and 16 heads 520 and 653. The least number with nearly the
+    best balance is taken.
     """
     most = min(pairs, max(1, rows * programs // LEAST_REUSE))
     if pairs * blocks > MOST_BLOCKS:

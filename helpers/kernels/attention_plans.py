@@ -15,7 +15,7 @@ from helpers.triton_mode import on_device_of, triton
 
 INTERPRETED = Config(64, 128)  # few steps: each takes milliseconds
 WIDTHS = (64, 128, 256)
-# By the width of a head: the widest of these that is not narrower.
+# By the width of a head: the least of these that holds it.
 SIXTEEN_BITS = {64: Config(128, 64, 8, 3), 128: Config(128, 64, 8, 3), 256: Config(64, 32, 8, 2)}
 # Rows that are no multiple of 16 elements are read element by element, with an address for each.
 UNEVEN = {64: Config(128, 64, 8, 3), 128: Config(64, 32, 8, 1), 256: Config(32, 16, 8, 1)}
@@ -32,28 +32,24 @@ def launch_attention(q, k, v, o, causal: bool, scale: float) -> None:
     As `attention_tiles.launch_tiles`.
     """
     with on_device_of(q):
-        _launch_first(q, k, v, o, causal, scale)
-
-
-def _launch_first(q, k, v, o, causal: bool, scale: float) -> None:
-    if interpreting():
-        launch_tiles(q, k, v, o, INTERPRETED, causal, scale)
-        return
-    capability = torch.cuda.get_device_capability(q.device)
-    if capability == (9, 0) and all(map(has_descriptor, (q, k, v, o))):
-        batch, heads, queries, dim = q.shape
-        config = hopper_config(dim, queries, causal)
-        pairs, blocks = batch * heads, triton.cdiv(queries, config.groups * 64)
-        mixed = section(pairs, blocks, sms(q.device), config.groups * 64) if causal else 1
-        launch_hopper(q, k, v, o, config, causal, scale, mixed)
-        return
-    multiplied = precision(q.dtype, q.device)
-    for config in configs(capability, q.dtype, q.shape[3], multiplied):
-        try:
-            launch_tiles(q, k, v, o, config, causal, scale, multiplied)
-        except OutOfResources:  # nothing was launched
-            continue
-        return
+        if interpreting():
+            launch_tiles(q, k, v, o, INTERPRETED, causal, scale)
+            return
+        capability = torch.cuda.get_device_capability(q.device)
+        if capability == (9, 0) and all(map(has_descriptor, (q, k, v, o))):
+            config = hopper_config(q.shape[3], q.shape[2], causal)
+            rows = config.groups * 64
+            pairs, blocks = q.shape[0] * q.shape[1], triton.cdiv(q.shape[2], rows)
+            mixed = section(pairs, blocks, sms(q.device), rows) if causal else 1
+            launch_hopper(q, k, v, o, config, causal, scale, mixed)
+            return
+        multiplied = precision(q.dtype, q.device)
+        for config in configs(capability, q.dtype, q.shape[3], multiplied):
+            try:
+                launch_tiles(q, k, v, o, config, causal, scale, multiplied)
+            except OutOfResources:  # nothing was launched
+                continue
+            return
     raise RuntimeError(f"no plan of attention fits {torch.cuda.get_device_name(q.device)}")
 
 
@@ -95,7 +91,8 @@ def configs(
 ) -> tuple[Config, ...]:
     """The plain kernel's configurations for a GPU, to be tried in this order.
 
-    Each first one fits the shared memory of its generation, and does not spill its registers.
+    The first fits the shared memory of its generation and, from Ampere on, does not spill where
+    rows are dense; tests/triton_cases.py says which were compiled to see it.
     """
     if capability < (8, 0):
         found = TURING
