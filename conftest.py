@@ -37,7 +37,9 @@ class KernelDied(RuntimeError):
 def start_new_kernel(*args, **kwargs):
     # ipykernel does not capture what a child process or C code prints when it sees this variable.
     env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return _start_new_kernel(*args, env=env, **kwargs)
+    # A figure is drawn once; for its margins (bbox_inches="tight") it would be drawn twice.
+    whole = "--InlineBackend.print_figure_kwargs={'bbox_inches': None}"
+    return _start_new_kernel(*args, env=env, extra_arguments=[whole], **kwargs)
 
 
 def execute_cell_input(kernel, cell_input, allow_stdin=None):
@@ -72,12 +74,13 @@ def pytest_report_header():
 
 
 # The longest files, in the order in which they start: xdist hands whole files out, and a long one
-# that comes last would leave the second core with nothing to do. nbval's cells come third.
+# that comes last would leave the second core with nothing to do. nbval's cells come before
+# test_notebooks.py, which finds their compiled kernels in the cache.
 LONGEST_FIRST = (
-    *("test_run.py", "test_notebooks.py", "*.ipynb", "test_conftest.py"),
-    *("test_older_triton.py", "test_cuda_kernels.py"),
-    *("test_offline_triton.py", "test_softmax.py", "test_matmul.py", "test_softmax_mutants.py"),
-    *("test_triton_matmul.py", "test_exercise_softmax.py", "test_triton_matmul_mutants.py"),
+    *("test_older_triton.py", "test_run.py", "*.ipynb", "test_notebooks.py"),
+    *("test_offline_triton.py", "test_cuda_kernels.py", "test_matmul.py", "test_softmax.py"),
+    *("test_softmax_mutants.py", "test_triton_matmul.py", "test_exercise_softmax.py"),
+    *("test_triton_matmul_mutants.py", "test_conftest.py"),
     *("test_exercise_cuda_gelu.py", "test_exercise_triton_gelu.py"),
 )
 

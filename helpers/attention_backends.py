@@ -3,6 +3,7 @@
 q is (batch, heads, queries, head dim), k and v (batch, kv heads, keys, head dim); a causal query i
 sees the keys 0 to i. No dropout. Each allocates its result and what it needs in between: PyTorch
 keeps that memory from call to call, so it takes no GPU time. `missing` says what cannot run where.
+All of them are differentiable: `gradients` runs both passes, `backward_of` the second alone.
 """
 
 import functools
@@ -36,7 +37,7 @@ LABELS = {
     "flex": "FlexAttention",
     "ours": "flash_attention",
 }
-MOST_RECOMPILES = 128  # every shape is one, full and causal
+MOST_RECOMPILES = 256  # every shape is one, full and causal, with gradients and without
 
 
 def standard(q, k, v, causal=False):
@@ -83,6 +84,8 @@ def _compiled_flex() -> Callable:
     # Past the limit it would run eagerly, with all scores in memory; with fullgraph it raises.
     limit = max(MOST_RECOMPILES, torch._dynamo.config.recompile_limit)
     torch._dynamo.config.recompile_limit = limit
+    # With it a compiled backward pass overwrites what the forward one kept: it could run only once.
+    torch._functorch.config.donated_buffer = False
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
@@ -99,10 +102,39 @@ BACKENDS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def missing(name: str, q, k, v, causal: bool = False) -> str:
+def backward_of(
+    name: str, q, k, v, do, causal: bool = False
+) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """A backend's backward pass alone, a function that gives (dq, dk, dv) for the gradient do of o.
+
+    The forward pass runs here, once. All backends go through autograd: direct calls of PyTorch's
+    operations would spare the host's time alone, which `helpers.bench.measure` does not see, and
+    their arguments differ from version to version.
+    """
+    out, leaves = _differentiable(name, q, k, v, causal)
+    return lambda: torch.autograd.grad(out, leaves, do, retain_graph=True)
+
+
+def gradients(name: str, q, k, v, do, causal: bool = False) -> tuple[torch.Tensor, ...]:
+    """(dq, dk, dv) of a backend for the gradient do of o: both passes, and all that was kept goes.
+
+    As in training: the backward pass frees what it has used.
+    """
+    out, leaves = _differentiable(name, q, k, v, causal)
+    return torch.autograd.grad(out, leaves, do)
+
+
+def _differentiable(name: str, q, k, v, causal: bool):
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    with torch.enable_grad():
+        return BACKENDS[name](*leaves, causal), leaves
+
+
+def missing(name: str, q, k, v, causal: bool = False, backward: bool = False) -> str:
     """Why a backend cannot take these tensors here, in one sentence; "" when it can.
 
-    PyTorch's own reasons where it has some. ValueError for an unknown name.
+    backward: whether it can differentiate them as well. PyTorch's own reasons where it has some.
+    ValueError for an unknown name.
     """
     if name not in BACKENDS:
         raise ValueError(f"there is no backend {name!r}; there are {', '.join(BACKENDS)}")
@@ -120,6 +152,8 @@ def missing(name: str, q, k, v, causal: bool = False) -> str:
         "cudnn": switches.can_use_cudnn_attention,
     }[name]
     grouped = q.shape[1] != k.shape[1]
+    if backward:
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     with warnings.catch_warnings(record=True) as reasons, sdpa_kernel(SDPA[name]):
         warnings.simplefilter("always")
         if usable(switches.SDPAParams(q, k, v, None, 0.0, causal, grouped), debug=True):

@@ -1,5 +1,7 @@
 """The cases of attention for `helpers.peers`, and how its errors are measured.
 
+The backward pass, of the same sizes, is in `helpers.attention_backward_peers`.
+
 bf16, 16,384 tokens a call, 16 heads of 128 or 32 of 64, from 512 to 16,384 tokens a sequence.
 FlexAttention is compiled for each shape, for seconds. To have that done before, by several
 processes: `case(size).peers[LABELS["flex"]]()` for each n-th of `SIZES` fills Inductor's cache.
@@ -22,6 +24,12 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 PEERS = ("flash", "flex", "cudnn", "efficient")  # standard and math would need n x n scores
 MOST_ERROR = 1.5  # times that of PyTorch's FlashAttention-2
 COMPARED_ROWS = 64
+# Times `Size.flops`: five matmuls to two.
+WORK = {"flash_attention": 1.0, "flash_attention_backward": 2.5}
+REFERENCES = {
+    "flash_attention": "attention_references.csv",
+    "flash_attention_backward": "attention_backward_references.csv",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,26 +95,31 @@ class Errors:
         return self.rms <= factor * other.rms and self.max <= factor * other.max
 
 
-def some_rows(queries: int) -> list[int]:
-    """The queries whose results are compared: the first, the last three, many between."""
-    between = torch.linspace(0, queries - 1, min(queries, COMPARED_ROWS)).long().tolist()
-    return sorted({*between, *range(max(0, queries - 3), queries)})
+def some_rows(n: int) -> list[int]:
+    """The queries, or keys, whose results are compared: the first, the last three, many between."""
+    between = torch.linspace(0, n - 1, min(n, COMPARED_ROWS)).long().tolist()
+    return sorted({*between, *range(max(0, n - 3), n)})
+
+
+def exact_weights(q, k, rows: list[int], causal: bool = False) -> torch.Tensor:
+    """The weights of some queries, from float64 q and k of equally many heads."""
+    scores = q[:, :, rows] @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    if causal:
+        queries = torch.tensor(rows, device=q.device)[:, None]
+        hidden = torch.arange(k.shape[-2], device=q.device) > queries
+        scores = scores.masked_fill(hidden, float("-inf"))
+    return torch.softmax(scores, dim=-1)
 
 
 def exact_rows(q, k, v, rows: list[int], causal: bool = False) -> torch.Tensor:
     """Attention of some queries in float64: (batch, heads, len(rows), head dim)."""
     groups = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(groups, dim=1) for x in (k, v))
-    scores = q[:, :, rows].double() @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
-    if causal:
-        queries = torch.tensor(rows, device=q.device)[:, None]
-        hidden = torch.arange(k.shape[-2], device=q.device) > queries
-        scores = scores.masked_fill(hidden, float("-inf"))
-    return torch.softmax(scores, dim=-1) @ v
+    return exact_weights(q.double(), k, rows, causal) @ v
 
 
 def errors(found: torch.Tensor, exact: torch.Tensor) -> Errors:
-    """Of results against those of `exact_rows`, for the same rows."""
+    """Of results against exact ones, for the same rows."""
     gap = (found.double() - exact).abs()
     return Errors(gap.square().mean().sqrt().item(), gap.max().item())
 
@@ -157,11 +170,11 @@ def case(size: Size) -> Case:
     )
 
 
-def speeds(peers):
+def speeds(peers, operation: str = "flash_attention"):
     """From rows of `helpers.peers` to a pandas frame, a row each of `SIZES` that is among them.
 
-    dtype and shape are as in the rows, tokens are queries, mask is "full" or "causal"; then our
-    TFLOP/s, and our speed as a multiple of each peer's.
+    operation: a key of `WORK`. dtype and shape are as in the rows, tokens are queries, mask is
+    "full" or "causal"; then our TFLOP/s, and our speed as a multiple of each peer's.
     """
     import pandas as pd
 
@@ -169,7 +182,7 @@ def speeds(peers):
     for size in SIZES:
         names = {"dtype": str(size.dtype).removeprefix("torch."), "shape": str(size)}
         found = peers[
-            (peers["operation"] == "flash_attention")
+            (peers["operation"] == operation)
             & (peers["dtype"] == names["dtype"])
             & (peers["shape"] == names["shape"])
         ]
@@ -177,20 +190,21 @@ def speeds(peers):
             continue
         ms = found["ours_ms"].iloc[0]
         names |= {"dim": size.dim, "mask": "causal" if size.causal else "full"}
-        names |= {"tokens": size.queries, "TFLOP/s": size.flops / ms / 1e9}
+        names |= {"tokens": size.queries, "TFLOP/s": WORK[operation] * size.flops / ms / 1e9}
         ratios = found.dropna(subset="peer").set_index("peer")["peer_ms"] / ms
         rows.append(names | ratios.add_prefix("× ").to_dict())
     return pd.DataFrame(rows)
 
 
-def references():
+def references(operation: str = "flash_attention"):
     """flash-attn-4 as measured on an H200 (data/README.md), as a pandas frame.
 
-    Added to the file's columns: mask, "full" or "causal", and the speed as a multiple of cuDNN's.
+    operation: a key of `REFERENCES`. Added to the file's columns: mask, "full" or "causal", and the
+    speed as a multiple of cuDNN's.
     """
     import pandas as pd
 
-    table = pd.read_csv(results.ROOT / "data" / "attention_references.csv")
+    table = pd.read_csv(results.ROOT / "data" / REFERENCES[operation])
     table["mask"] = table["causal"].map({False: "full", True: "causal"})
     return table.assign(ratio_to_cudnn=table["tflop_per_s"] / table["cudnn_tflop_per_s"])
 

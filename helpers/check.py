@@ -35,6 +35,7 @@ EXERCISES = {
     "10.1": "helpers.exercises.wave_steps:expected_teeth",
     "10.2": "helpers.exercises.wave_steps:next_step",
     "11.1": "helpers.exercises.attention_loop:attention_steps",
+    "12.1": "helpers.exercises.attention_gradient:attention_gradients",
 }
 
 

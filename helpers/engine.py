@@ -1,13 +1,9 @@
 """How papermill executes a notebook here: always with this Python, with bounded output, and
 telling which cell runs. `helpers.execute` calls it in a process of its own."""
 
-# ruff: noqa: E402 (one statement must come before the imports)
-import sys
+import helpers.light_nbformat  # noqa: F401
 
-# jsonschema, which nbformat imports, builds a grammar with this optional package: three seconds
-# in every process, for a check that notebooks do not need.
-sys.modules.setdefault("rfc3987_syntax", None)
-
+# isort: split
 import ast
 import contextlib
 import re

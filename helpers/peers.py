@@ -15,7 +15,14 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from helpers import attention_peers, matmul_peers, peer_cases, results, softmax_peers
+from helpers import (
+    attention_backward_peers,
+    attention_peers,
+    matmul_peers,
+    peer_cases,
+    results,
+    softmax_peers,
+)
 from helpers import device as machine
 from helpers.bench import in_turn
 from helpers.peer_cases import Case
@@ -25,6 +32,7 @@ OPERATIONS = (
     | softmax_peers.OPERATIONS
     | matmul_peers.OPERATIONS
     | attention_peers.OPERATIONS
+    | attention_backward_peers.OPERATIONS
 )
 COLUMNS = (
     "operation dtype shape ours_ms peer peer_ms ceiling_ms ratio_to_best_peer fraction_of_ceiling "

@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from helpers import native
-from helpers.device import device, has_cuda
+from helpers.device import device, has_cuda, interpreting
 from helpers.ptx import ToolMissing
 
 
 def pytest_collection_finish():
-    if interpreter := sys.modules.get("triton.runtime.interpreter"):
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter and interpreting():
         remember_builtins(interpreter)
+        remember_types(interpreter)
 
 
 def remember_builtins(interpreter) -> None:
@@ -33,6 +35,36 @@ def remember_builtins(interpreter) -> None:
                 interpreter._patch_attr(package, name, member, builder, scope)
 
     interpreter._patch_builtin = patch_builtin
+
+
+def remember_types(interpreter) -> None:
+    """Triton's interpreter works out anew for each value what its type says of it: its shape, its
+    parts, NumPy's type for it. Here it does so once for each type, which saves a quarter of a
+    kernel's time. Nothing else that it does changes.
+    """
+    tensor, block_type = interpreter.tl.tensor, interpreter.tl.block_type
+    of_tensor, of_block, np_dtype = tensor.__init__, block_type.__init__, interpreter._get_np_dtype
+    tensors, blocks, np_dtypes = {}, {}, {}
+
+    def init_tensor(self, handle, type):
+        if type.name not in tensors:
+            of_tensor(self, None, type)
+            tensors[type.name] = vars(self).copy()
+        vars(self).update(tensors[type.name], handle=handle)
+
+    def init_block_type(self, element_ty, shape):
+        if (key := (element_ty.name, *shape)) not in blocks:
+            of_block(self, element_ty, shape)
+            blocks[key] = vars(self).copy()
+        vars(self).update(blocks[key])
+
+    def get_np_dtype(type):
+        if type.name not in np_dtypes:
+            np_dtypes[type.name] = np_dtype(type)
+        return np_dtypes[type.name]
+
+    tensor.__init__, block_type.__init__ = init_tensor, init_block_type
+    interpreter._get_np_dtype = get_np_dtype
 
 
 @pytest.fixture

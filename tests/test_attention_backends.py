@@ -1,4 +1,7 @@
-"""Attention by every backend against the formula in float64, and the cases of `helpers.peers`."""
+"""Attention by every backend against the formula in float64, and the cases of `helpers.peers`.
+
+Both passes.
+"""
 
 import dataclasses
 import math
@@ -7,8 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
-from helpers import attention_backends, attention_peers, peers
-from helpers.attention_backends import BACKENDS, LABELS, missing
+from helpers import attention_backends, attention_backward_peers, attention_peers, peers
+from helpers.attention_backends import BACKENDS, LABELS, backward_of, gradients, missing
+from helpers.attention_backward_peers import exact_gradients, gradient_errors
 from helpers.attention_peers import EQUAL_SIZES, SIZES, Errors, Size, errors, exact_rows, some_rows
 from helpers.check import assert_close
 from helpers.device import has_cuda
@@ -35,6 +39,19 @@ def tiny(monkeypatch):
     return one
 
 
+@pytest.fixture
+def tiny_backward(monkeypatch):
+    monkeypatch.setattr(attention_peers, "SIZES", (TINY,))
+    (one,) = peers.OPERATIONS["flash_attention_backward"]()
+    return one
+
+
+def with_gradient(size: Size) -> list[torch.Tensor]:
+    """q, k, v, and a gradient of the result."""
+    q, k, v = size.tensors()
+    return [q, k, v, torch.randn_like(q)]
+
+
 def softmax_by_hand(q, k, v, causal):
     """One query after the other, in float64: as far from the functions tested as it can be."""
     out, groups = torch.zeros(q.shape, dtype=torch.float64), q.shape[1] // k.shape[1]
@@ -58,6 +75,52 @@ def test_a_backend_is_right_or_says_why_it_cannot_run(name, size):
     found = BACKENDS[name](q, k, v, size.causal)
     assert (found.dtype, found.device) == (q.dtype, q.device)
     assert_close(found, softmax_by_hand(q, k, v, size.causal).to(found.device))
+
+
+def gradients_by_hand(q, k, v, do, causal):
+    leaves = [x.cpu().double().requires_grad_() for x in (q, k, v)]
+    return torch.autograd.grad(softmax_by_hand(*leaves, causal), leaves, do.cpu().double())
+
+
+@pytest.mark.parametrize("size", SHAPES, ids=str)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_backends_gradients_are_right_or_it_says_why_there_are_none(name, size):
+    tensors = with_gradient(size)
+    if reason := missing(name, *tensors[:3], size.causal, backward=True):
+        assert reason.strip() and "\n" not in reason
+        assert name not in ("standard", "math", "ours")
+        return
+    alone = backward_of(name, *tensors, size.causal)
+    expected = gradients_by_hand(*tensors, size.causal)
+    for found in (gradients(name, *tensors, size.causal), alone(), alone()):
+        for one, tensor, right in zip(found, tensors, expected, strict=False):
+            assert (one.dtype, one.device) == (tensor.dtype, tensor.device)
+            assert_close(one, right.to(one.device))
+    assert not any(x.requires_grad or x.grad is not None for x in tensors)
+
+
+def test_gradients_are_there_where_none_are_recorded():
+    with torch.no_grad():
+        found = gradients("standard", *with_gradient(TINY), True)
+    assert [x.shape for x in found] == [x.shape for x in TINY.tensors()]
+
+
+@pytest.mark.parametrize("block", [1, 200, 2**26])
+def test_exact_gradients_are_those_of_the_formula(monkeypatch, block):
+    """However few queries are worked on at a time."""
+    monkeypatch.setattr(attention_backward_peers, "BLOCK", block)
+    for size in SHAPES:
+        tensors = with_gradient(size)
+        places = [0, 3, size.queries - 1], [0, 2, (size.keys or size.queries) - 1]
+        expected = gradients_by_hand(*tensors, size.causal)
+        found = exact_gradients(*tensors, *places, size.causal)
+        for one, right, some in zip(found, expected, (*places, places[1]), strict=False):
+            assert_close(one.cpu(), right[:, :, some], 1e-12)
+        for error in gradient_errors(expected, [x.cpu() for x in found], *places).values():
+            assert error.max < 1e-12
+        wrong = gradient_errors([x + 1 for x in expected], [x.cpu() for x in found], *places)
+        assert {*wrong} == {"dq", "dk", "dv"}
+        assert all(abs(error.rms - 1) < 1e-12 for error in wrong.values())
 
 
 def test_exact_rows_are_those_of_the_formula():
@@ -139,16 +202,25 @@ def test_speeds_are_ours_over_the_peers():
     assert (second["tokens"], second["mask"]) == (512, "full") and math.isnan(second["× a"])
     assert attention_peers.speeds(pd.DataFrame(rows[-1:])).empty
 
+    rows += [row | {"operation": "flash_attention_backward", "peer": "a", "peer_ms": 3.0}]
+    found = attention_peers.speeds(pd.DataFrame(rows), "flash_attention_backward")
+    assert found["TFLOP/s"].tolist() == [2.5 * first["TFLOP/s"]]
+    assert found["× a"].tolist() == [1.5] and "× b" not in found
 
-def test_flash_attn_4_was_measured_at_sizes_that_are_ours():
-    found = attention_peers.references()
-    assert len(found) == 16 and found["tflop_per_s"].between(100, 989).all()
+
+@pytest.mark.parametrize(
+    "operation, rows", [("flash_attention", 16), ("flash_attention_backward", 8)]
+)
+def test_flash_attn_4_was_measured_at_sizes_that_are_ours(operation, rows):
+    found = attention_peers.references(operation)
+    assert len(found) == rows and found["tflop_per_s"].between(100, 989).all()
     of_ours = {(size.batch, size.heads, size.queries, size.dim) for size in EQUAL_SIZES}
     assert set(found[["batch", "heads", "sequence", "dim"]].itertuples(index=False, name=None)) <= (
         of_ours
     )
     row = found[(found["dim"] == 64) & (found["sequence"] == 8192) & found["causal"]].iloc[0]
-    assert row["mask"] == "causal" and row["ratio_to_cudnn"] == pytest.approx(509.7 / 421.3)
+    ratio = 509.7 / 421.3 if operation == "flash_attention" else 504.5 / 422.9
+    assert row["mask"] == "causal" and row["ratio_to_cudnn"] == pytest.approx(ratio)
 
 
 def test_a_case_is_right_and_its_check_sees_what_is_not(tiny, monkeypatch):
@@ -202,4 +274,89 @@ def test_an_unwritten_query_that_is_not_compared_is_seen(monkeypatch):
 
     monkeypatch.setattr(attention, "launch_flash_attention", without_one)
     with pytest.raises(AssertionError, match="not all of the output was written"):
+        one.check(one.ours)
+
+
+def test_a_case_of_the_backward_pass_is_right_and_its_check_sees_what_is_not(
+    tiny_backward, monkeypatch
+):
+    one = tiny_backward
+    assert (one.operation, one.dtype, one.shape) == (
+        "flash_attention_backward",
+        "float16",
+        "1x2x32x16 causal",
+    )
+    for run in (one.ours, one.ceiling[1], one.peers[LABELS["flash"]]):
+        one.check(run)
+        one.check(run)  # a backward pass can run again
+    with pytest.raises(AssertionError):
+        one.check(lambda: None)  # what others wrote before does not count
+    rows, left_out = peers.compare(one, rounds=1, budget_ms=1)
+    assert rows and {row["shape"] for row in rows} == {one.shape}
+    if not has_cuda():
+        assert f"{LABELS['cudnn']} left out: {LABELS['cudnn']} needs a GPU" in left_out
+
+
+LAUNCH = attention.launch_flash_attention_backward
+
+
+def another_mask(*tensors_and_causal):
+    LAUNCH(*tensors_and_causal[:-1], False)
+
+
+def swapped(q, k, v, o, lse, do, dq, dk, dv, causal):
+    LAUNCH(q, k, v, o, lse, do, dq, dv, dk, causal)
+
+
+def without_row_term(q, k, v, o, lse, do, *gradients_and_causal):
+    LAUNCH(q, k, v, torch.zeros_like(o), lse, do, *gradients_and_causal)
+
+
+def unwritten(q, k, v, o, lse, do, dq, dk, dv, causal):
+    LAUNCH(q, k, v, o, lse, do, dq, None, None, causal)
+
+
+def unscaled(q, k, v, o, lse, do, dq, dk, dv, causal):
+    LAUNCH(q, k, v, o, lse, do, dq, dk, dv, causal)
+    dk.mul_(q.shape[-1] ** 0.5)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [another_mask, swapped, without_row_term, unwritten, unscaled],
+    ids=lambda f: f.__name__,
+)
+def test_a_wrong_backward_pass_is_not_timed(tiny_backward, monkeypatch, broken):
+    monkeypatch.setattr(attention, "launch_flash_attention_backward", broken)
+    with pytest.raises(AssertionError, match=r"relative error|not all"):
+        tiny_backward.check(tiny_backward.ours)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_each_gradient_must_be_as_exact_as_that_of_flash_attention_2(
+    tiny_backward, monkeypatch, place
+):
+    """Within the tolerance of fp16, but worse."""
+
+    def rounded(*tensors_and_causal):
+        LAUNCH(*tensors_and_causal)
+        tensors_and_causal[6 + place].mul_(1 + 2**-8)
+
+    monkeypatch.setattr(attention, "launch_flash_attention_backward", rounded)
+    monkeypatch.setattr(attention_backward_peers, "assert_close", lambda *_: None)
+    name = attention_backward_peers.NAMES[place]
+    with pytest.raises(AssertionError, match=f"{name}: .* more than 1.5 times FlashAttention-2's"):
+        tiny_backward.check(tiny_backward.ours)
+
+
+def test_an_unwritten_gradient_that_is_not_compared_is_seen(monkeypatch):
+    monkeypatch.setattr(attention_peers, "COMPARED_ROWS", 2)
+    one = attention_backward_peers.case(dataclasses.replace(TINY, queries=48))
+
+    def without_one(*tensors_and_causal):
+        LAUNCH(*tensors_and_causal)
+        tensors_and_causal[7][0, 1, 20] = torch.nan
+
+    monkeypatch.setattr(attention, "launch_flash_attention_backward", without_one)
+    with pytest.raises(AssertionError, match="not all of a gradient was written"):
         one.check(one.ours)

@@ -12,7 +12,6 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.autograd import forward_ad
 
 from helpers import ptx
 from helpers.check import assert_close
@@ -95,19 +94,6 @@ def check_public(modules) -> None:
         x = [q, k, v]
         x[place] = negated[place]
         assert_attention(module.flash_attention(*x), *(y.resolve_neg() for y in x))
-        x[place] = x[place].clone().requires_grad_()
-        try:
-            module.flash_attention(*x)
-        except RuntimeError:
-            continue
-        raise AssertionError("a gradient was asked for, and not refused")
-    refused = False
-    with forward_ad.dual_level():
-        try:
-            module.flash_attention(q, forward_ad.make_dual(k, k), v)
-        except RuntimeError:
-            refused = True
-    assert refused, "a tangent was lost"
     with mock.patch.object(module, "launch_attention", side_effect=AssertionError("launched")):
         assert module.flash_attention(q[:, :, :0], k, v).numel() == 0
         with mock.patch.object(torch, "empty_like", torch.ones_like):
@@ -142,7 +128,7 @@ def test_unchanged_kernels_are_right(tmp_path, kernel):
 MAXIMUM = "tl.maximum(m, tl.max(s, axis=1) * scale)"
 ROWS_MASK = "(row[:, None] < rows) & (column < DIM)"
 STORE = "mask=(i[:, None] < queries) & (column < DIM))"
-CALL = "(launch_flash_attention)(q, k, v, o, causal, scale)"
+CALL = " launch_flash_attention(q, k, v, o, causal, scale, lse)"
 END = "tl.minimum(queries, tile * TILE_Q + TILE_Q)"
 MUTANTS = {
     "tiles": {
@@ -296,20 +282,17 @@ MUTANTS = {
         "scale of another dim": ("max(1, q.shape[3]) ** -0.5", "16 ** -0.5"),
         "scale not of the root": ("max(1, q.shape[3]) ** -0.5", "1 / q.shape[-1]"),
         "negative scales as they are": ("scale < LEAST_SCALE:", "abs(scale) < LEAST_SCALE:"),
-        "negative scales without their sign": ("(-q, -scale)", "(q, -scale)"),
-        "scale of 0 taken for 1": ("(q * 0, 1.0)", "(q, 1.0)"),
+        "negative scales without their sign": ("(-1, -scale)", "(1, -scale)"),
+        "scale of 0 taken for 1": ("else (0, 1.0)", "else (1, 1.0)"),
         "the smallest scales as they are": ("scale < LEAST_SCALE:", "scale <= 0:"),
-        "scale not passed on": (CALL, CALL.replace("causal, scale)", "causal)")),
-        "causal not passed on": (CALL, CALL.replace("causal, scale)", "False, scale)")),
-        "always causal": (CALL, CALL.replace("causal, scale)", "True, scale)")),
+        "scale not passed on": (CALL, CALL.replace("scale, lse)", "None, lse)")),
+        "causal not passed on": (CALL, CALL.replace("causal,", "False,")),
+        "always causal": (CALL, CALL.replace("causal,", "True,")),
         "keys and values exchanged": ("launch_attention(q, k, v,", "launch_attention(q, v, k,"),
         "launched without a result": ("if not o.numel():", "if False:"),
         "launched without keys": ("if not k.numel():", "if False:"),
         "whatever there was without keys": ("        o.zero_()\n", ""),
         "laid out as q": (", memory_format=torch.contiguous_format", ""),
-        "gradients lost": ("backward = torch", "backward = False and torch"),
-        "q's gradient lost": ("requires_grad for x in (q, k, v)", "requires_grad for x in (k, v)"),
-        "tangents lost": ("if backward or any(", "if backward or False and any("),
     },
     "reference": {
         "scale forgotten": ("k.transpose(-2, -1) * _scale(q, scale)", "k.transpose(-2, -1)"),

@@ -1,11 +1,12 @@
 """The small GPT, against one that is written down again here, in float64 and without modules."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
-from helpers.gpt import GPT, GPTConfig, causal_attention, training_step
+from helpers.gpt import GPT, GPTConfig, causal_attention, linear_gelu, training_step
 
 SMALL = GPTConfig(vocabulary=61, context=12, layers=3, heads=2, width=16)
 
@@ -33,22 +34,26 @@ def reference(state, tokens, config):
         w = {k.removeprefix(f"blocks.{layer}."): v for k, v in p.items()}
 
         def linear(x, name, w=w):
-            return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+            return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
-        qkv = linear(norm(x, w["norm_1.weight"], w["norm_1.bias"]), "qkv")
+        qkv = linear(norm(x, w["norm_1.weight"], w.get("norm_1.bias", 0)), "qkv")
         parts = qkv.view(batch, length, 3, config.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = slow_attention(*parts).permute(0, 2, 1, 3).reshape(batch, length, config.width)
         x = x + linear(mixed, "projection")
-        h = linear(norm(x, w["norm_2.weight"], w["norm_2.bias"]), "up")
+        h = linear(norm(x, w["norm_2.weight"], w.get("norm_2.bias", 0)), "up")
         h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
         x = x + linear(h, "down")
-    return norm(x, p["norm.weight"], p["norm.bias"]) @ p["embedding.weight"].T
+    return norm(x, p["norm.weight"], p.get("norm.bias", 0)) @ p["embedding.weight"].T
 
 
 @pytest.fixture
 def model():
+    return drawn(SMALL)
+
+
+def drawn(config):
     torch.manual_seed(0)
-    model = GPT(SMALL)
+    model = GPT(config)
     with torch.no_grad():  # as drawn, layers hardly change their input, and biases are zero
         for weight in model.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
@@ -62,6 +67,14 @@ def test_the_logits(model, length):
     assert logits.shape == (2, length, 61)
     expected = reference(model.state_dict(), tokens, SMALL)
     torch.testing.assert_close(logits.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_logits_without_biases():
+    config = dataclasses.replace(SMALL, bias=False)
+    model, tokens = drawn(config), torch.randint(61, (2, 12))
+    assert not [name for name, _ in model.named_parameters() if name.endswith("bias")]
+    expected = reference(model.state_dict(), tokens, config)
+    torch.testing.assert_close(model(tokens).double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_size_of_gpt_2():
@@ -94,6 +107,24 @@ def test_attention_is_an_argument(model):
     assert torch.equal(other(tokens), model(tokens))
     assert seen == [((2, 2, 7, 8),) * 3] * 3
     other = GPT(SMALL, lambda q, k, v: v)
+    other.load_state_dict(model.state_dict())
+    assert not torch.allclose(other(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_hidden_layer_is_an_argument(bias):
+    config, seen = dataclasses.replace(SMALL, bias=bias), []
+
+    def hidden(x, weight, bias):
+        seen.append((x.shape, weight.shape, None if bias is None else bias.shape))
+        return linear_gelu(x, weight, bias)
+
+    model, other = drawn(config), GPT(config, hidden=hidden)
+    other.load_state_dict(model.state_dict())
+    tokens = torch.randint(61, (2, 7))
+    assert torch.equal(other(tokens), model(tokens))
+    assert seen == [((2, 7, 16), (64, 16), (64,) if bias else None)] * 3
+    other = GPT(config, hidden=torch.nn.functional.linear)
     other.load_state_dict(model.state_dict())
     assert not torch.allclose(other(tokens), model(tokens))
 

@@ -16,6 +16,9 @@ import helpers
 from helpers import memory_roofs, ptx
 from helpers.device import device
 from helpers.kernels import (
+    attention_backward,
+    attention_backward_hopper,
+    attention_backward_plans,
     attention_hopper,
     attention_plans,
     attention_tiles,
@@ -47,7 +50,8 @@ class Case:
     architectures: tuple[str, ...] = ptx.ARCHITECTURES
 
     def __str__(self):
-        values = {**self.signature, **self.constexprs, "num_warps": self.num_warps, **self.options}
+        values = {**self.signature, **self.constexprs, **self.options}
+        values |= {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return f"{name(self.kernel)}({', '.join(f'{k}={v}' for k, v in values.items())})"
 
     def requests(self) -> list[ptx.Request]:
@@ -204,38 +208,90 @@ def matmuls() -> Iterator[Case]:
 def attentions() -> Iterator[Case]:
     """What each generation is given at some widths of a head, and all that Hopper has."""
 
-    def launched(dim: int, dtype, arch: str, launch, *config) -> Case:
+    def launched(dim: int, dtype, arch: str, launch, *config, **lse) -> Case:
         q, k, v, o = (torch.empty(2, 2, 64, dim, dtype=dtype, device=device()) for _ in range(4))
         with contextlib.ExitStack() as stack:  # as on a GPU
             stack.enter_context(mock.patch.object(attention_tiles, "interpreting", lambda: False))
             stack.enter_context(mock.patch.object(attention_hopper, "sms", lambda device: 132))
             launches = stack.enter_context(recorded())
-            launch(q, k, v, o, config[0], True, 0.1, *config[1:])
+            launch(q, k, v, o, config[0], True, 0.1, *config[1:], **lse)
         (case,) = launches
         return dataclasses.replace(case, architectures=(arch,))
 
-    def plain(dim: int, dtype, arch: str, precision: str = "ieee") -> Case:
+    def plain(dim: int, dtype, arch: str, precision: str = "ieee", **lse) -> Case:
         capability = divmod(int(arch.removeprefix("sm_")), 10)
         config, *_ = attention_plans.configs(capability, dtype, dim, precision)
-        return launched(dim, dtype, arch, attention_tiles.launch_tiles, config, precision)
+        return launched(dim, dtype, arch, attention_tiles.launch_tiles, config, precision, **lse)
 
+    sums = torch.empty(2, 2, 64, device=device())
     bf16, fp32 = torch.bfloat16, torch.float32
     for arch in ptx.ARCHITECTURES:
         yield plain(128, bf16, arch)
     yield plain(127, bf16, "sm_80")  # with an address for each element
     yield plain(256, bf16, "sm_90")
+    yield plain(128, bf16, "sm_80", lse=sums)
     yield plain(128, fp32, "sm_80")
     yield plain(128, fp32, "sm_90", "tf32")
     for dim, queries in ((64, 512), (64, 4096), (128, 512), (256, 512)):
         config = attention_plans.hopper_config(dim, queries, causal=True)
         yield launched(dim, bf16, "sm_90", attention_hopper.launch_hopper, config)
+    yield launched(256, bf16, "sm_90", attention_hopper.launch_hopper, config, lse=sums)
+
+
+def attention_gradients() -> Iterator[Case]:
+    """What each generation is given at some widths of a head, and all that Hopper has."""
+
+    def launched(dim: int, dtype, arch: str, launches, kv_heads: int = 2) -> Iterator[Case]:
+        q, do = (torch.empty(2, 2, 64, dim, dtype=dtype, device=device()) for _ in range(2))
+        k, v = (torch.empty(2, kv_heads, 64, dim, dtype=dtype, device=device()) for _ in range(2))
+        lse = torch.empty(2, 2, 64, device=device())
+        with contextlib.ExitStack() as stack:  # as on a GPU
+            gpu = mock.patch.object(attention_backward, "interpreting", lambda: False)
+            stack.enter_context(gpu)
+            gpu = mock.patch.object(attention_backward_hopper, "sms", lambda device: 132)
+            stack.enter_context(gpu)
+            recording = stack.enter_context(recorded())
+            launches(q, k, v, lse, do)
+        for case in recording:
+            yield dataclasses.replace(case, architectures=(arch,))
+
+    def plain(dim: int, dtype, arch: str, which="delta keys queries", precision="ieee", **heads):
+        capability = divmod(int(arch.removeprefix("sm_")), 10)
+        first, second = attention_backward_plans.configs(capability, dtype, dim, precision)
+
+        def launches(q, k, v, lse, do):
+            given, choices = (q, k, v, do, lse, lse), (True, 0.1, precision)
+            if "delta" in which:
+                attention_backward.launch_delta(q, do, lse)
+            if "keys" in which:
+                attention_backward.launch_keys_gradient(*given, k, v, first[0], *choices)
+            if "queries" in which:
+                attention_backward.launch_queries_gradient(*given, q, second[0], *choices)
+
+        yield from launched(dim, dtype, arch, launches, **heads)
+
+    def one_pass(q, k, v, lse, do, causal):
+        dq = torch.empty(q.shape, device=device())
+        attention_backward_hopper.launch_one_pass(q, k, v, q, lse, do, dq, k, v, causal)
+
+    bf16, fp32 = torch.bfloat16, torch.float32
+    for arch in ptx.ARCHITECTURES:
+        yield from plain(128, bf16, arch)
+    yield from plain(64, bf16, "sm_90", "keys", kv_heads=1)
+    yield from plain(256, bf16, "sm_90", "keys queries")
+    yield from plain(127, bf16, "sm_80")  # with an address for each element
+    yield from plain(128, fp32, "sm_80", "keys queries")
+    yield from plain(128, fp32, "sm_90", "keys queries", "tf32")
+    for dim, causal in ((64, False), (64, True), (128, True)):
+        launches = functools.partial(one_pass, causal=causal)
+        yield from launched(dim, bf16, "sm_90", launches)
 
 
 @functools.cache
 def cases() -> tuple[Case, ...]:
     """All launches, each once, with all the architectures that it is compiled for."""
     found = {}
-    for group in (gelus, memory, softmaxes, matmuls, attentions):
+    for group in (gelus, memory, softmaxes, matmuls, attentions, attention_gradients):
         for case in group():
             known = found[str(case)].architectures if str(case) in found else ()
             archs = tuple(dict.fromkeys((*known, *case.architectures)))

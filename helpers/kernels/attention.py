@@ -8,10 +8,10 @@ import math
 import numbers
 
 import torch
-from torch.autograd import forward_ad
 
+from helpers.kernels.attention_backward_plans import launch_attention_backward
 from helpers.kernels.attention_plans import launch_attention
-from helpers.kernels.contract import checked, outside_compiler
+from helpers.kernels.contract import apply, checked
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WIDEST = 256  # numbers of a head, whose sums are held in registers
@@ -64,18 +64,50 @@ def flash_attention(
     before they are divided by the sum of the weights, which overflows sooner; as do, on a GPU,
     scaled scores beyond some 10^8, where a maximum is not rounded as its score is. fp32 is
     multiplied in TF32 where PyTorch's switch allows it (`matmul_plans.precision`). ValueError for
-    other shapes, and where a launch would be too large; RuntimeError where a derivative is asked
-    for.
+    other shapes, and where a launch would be too large.
+
+    Differentiable once (RuntimeError for a second derivative), by kernels that compute the weights
+    again: q, k, v, the result and one number a query are kept. Gradients are the same bits each
+    time, and 0 for a query that gets 0.
     """
     _check(q, k, v, causal, scale, DTYPES)
-    backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    if backward or any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
-        raise RuntimeError(
-            "flash_attention has no derivative yet: detach q, k and v, or use torch.no_grad()"
+    return apply(_FlashAttention, q, k, v, causal, scale, torch.is_grad_enabled())
+
+
+class _FlashAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale, grad_enabled):
+        o = torch.empty_like(q, memory_format=torch.contiguous_format)
+        lse = None
+        if grad_enabled and any(ctx.needs_input_grad):
+            lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+            ctx.save_for_backward(q, k, v, o, lse)
+            ctx.choices = causal, scale
+        launch_flash_attention(q, k, v, o, causal, scale, lse)
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        needed = ctx.needs_input_grad[:3]
+        gradients = _Gradients.apply(*ctx.saved_tensors, do, needed, *ctx.choices)
+        return *gradients, None, None, None
+
+
+class _Gradients(torch.autograd.Function):
+    """Of its own, so that a second derivative is refused, and not lost."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, o, lse, do, needed, causal, scale):
+        dq, dk, dv = (
+            torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
+            for x, wanted in zip((q, k, v), needed, strict=True)
         )
-    o = torch.empty_like(q, memory_format=torch.contiguous_format)
-    outside_compiler(launch_flash_attention)(q, k, v, o, causal, scale)
-    return o
+        launch_flash_attention_backward(q, k, v, o, lse, do, dq, dk, dv, causal, scale)
+        return dq, dk, dv
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError("flash_attention can be differentiated once, not twice")
 
 
 def launch_flash_attention(
@@ -85,19 +117,60 @@ def launch_flash_attention(
     o: torch.Tensor,
     causal: bool = False,
     scale: float | None = None,
+    lse: torch.Tensor | None = None,
 ) -> None:
-    """`flash_attention`, written to o: q's shape and dtype, any strides. None of it is checked."""
+    """`flash_attention`, written to o: q's shape and dtype, any strides. None of it is checked.
+
+    lse: None, or (batch, heads, queries), fp32, contiguous, for what the backward pass needs: log2
+    of the sum of exp(score scale) over the keys that a query sees, +inf where that is 0.
+    """
     if not o.numel():
         return  # a grid of no programs cannot be launched
     if not k.numel():
         o.zero_()
         return
-    scale = _scale(q, scale)
+    q, k, v, scale, _ = _prepared(q, k, v, scale)
+    launch_attention(q, k, v, o, causal, scale, lse)
+
+
+def launch_flash_attention_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    do: torch.Tensor,
+    dq: torch.Tensor | None,
+    dk: torch.Tensor | None,
+    dv: torch.Tensor | None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> None:
+    """The gradients of `launch_flash_attention`, from its results o and lse and the gradient do.
+
+    They are written to dq, dk and dv: shapes and dtype of q, k and v, any strides; those that are
+    None are not wanted. None of it is checked.
+    """
+    gradients = [x for x in (dq, dk, dv) if x is not None]
+    if not o.numel() or not k.numel():
+        for x in gradients:
+            x.zero_()
+        return
+    q, k, v, scale, sign = _prepared(q, k, v, scale)
+    launch_attention_backward(q, k, v, o, lse, do.resolve_neg(), dq, dk, dv, causal, scale)
+    if dq is not None and sign != 1:
+        dq.mul_(sign)
+
+
+def _prepared(q, k, v, scale: float | None) -> tuple:
+    """q, k, v and a positive scale for the kernels; and by what they have multiplied q for it."""
+    scale, sign = _scale(q, scale), 1
     # A view that stands for its negative has the positive numbers in memory.
     q, k, v = (x.resolve_neg() for x in (q, k, v))
     if scale < LEAST_SCALE:  # kernels scale after the maximum
-        q, scale = (-q, -scale) if scale <= -LEAST_SCALE else (q * 0, 1.0)
-    launch_attention(q, k, v, o, causal, scale)
+        sign, scale = (-1, -scale) if scale <= -LEAST_SCALE else (0, 1.0)
+        q = q * sign
+    return q, k, v, scale, sign
 
 
 def _scale(q: torch.Tensor, scale: float | None) -> float:

@@ -15,6 +15,8 @@ import functools
 import helpers.device  # noqa: F401  sets Triton's mode before anything loads Triton
 
 # isort: split
+import torch
+
 from helpers.kernels.attention_deal import block_of
 from helpers.kernels.attention_ring import ROWS, load, load_queries, wait_for
 from helpers.kernels.attention_tiles import LOG2_E, blocks_of
@@ -69,7 +71,7 @@ def weigh(s, m, l, scale):
 
 @gluon.jit
 def attend(
-    ME: gl.constexpr, q_matrix, o_matrix, q_parts, o_parts, ring, barriers, sizes, scale,
+    ME: gl.constexpr, q_matrix, o_matrix, lse_ptr, q_parts, o_parts, ring, barriers, sizes, scale,
     GROUPS: gl.constexpr, TILE_K: gl.constexpr, SLOTS: gl.constexpr, CAUSAL: gl.constexpr,
     TAIL: gl.constexpr, TURNS: gl.constexpr, BUFFERS: gl.constexpr,
 ):
@@ -149,6 +151,11 @@ def attend(
         o = hopper.warpgroup_mma_wait(0, deps=[o])
         mbarrier.arrive(free.index(count % SLOTS))
         count += 1
+        if lse_ptr is not None:  # all that the backward pass needs of the softmax
+            i = start + ME * ROWS + gl.arange(0, ROWS, layout=ROW)
+            lse = gl.where(l == 0, float("inf"), m + gl.log2(l))
+            row = (batch * sizes[0] + head).to(gl.int64) * queries
+            gl.store(lse_ptr + row + i, lse, mask=i < queries)
         l = gl.convert_layout(l, gl.SliceLayout(1, OUTPUT))
         o = o * (1.0 / gl.where(l == 0, 1.0, l))[:, None]
         tma.store_wait(0)  # until what was written before has been read
@@ -160,7 +167,7 @@ def attend(
 
 @gluon.jit
 def attention_hopper_kernel(
-    q_matrix, k_matrix, v_matrix, o_matrix, sizes, scale, GROUPS: gl.constexpr,
+    q_matrix, k_matrix, v_matrix, o_matrix, lse_ptr, sizes, scale, GROUPS: gl.constexpr,
     TILE_K: gl.constexpr, SLOTS: gl.constexpr, CAUSAL: gl.constexpr, TAIL: gl.constexpr,
     TURNS: gl.constexpr, BUFFERS: gl.constexpr, WARPS: gl.constexpr, REGISTERS: gl.constexpr,
 ):
@@ -185,51 +192,56 @@ def attention_hopper_kernel(
     barriers = ready, free, came, turn
     if GROUPS == 2:
         gl.warp_specialize([
-            (attend, (0, q_matrix, o_matrix, q_parts, o_parts, ring, barriers, sizes, scale, GROUPS,
-                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
-            (attend, (1, q_matrix, o_matrix, q_parts, o_parts, ring, barriers, sizes, scale, GROUPS,
-                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
+            (attend, (0, q_matrix, o_matrix, lse_ptr, q_parts, o_parts, ring, barriers, sizes,
+                      scale, GROUPS, TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
+            (attend, (1, q_matrix, o_matrix, lse_ptr, q_parts, o_parts, ring, barriers, sizes,
+                      scale, GROUPS, TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
             (load, (k_matrix, v_matrix, ring, barriers, sizes, GROUPS, TILE_K, SLOTS, CAUSAL)),
         ], WARPS, REGISTERS)
     else:
         gl.warp_specialize([
-            (attend, (0, q_matrix, o_matrix, q_parts, o_parts, ring, barriers, sizes, scale, GROUPS,
-                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
-            (attend, (1, q_matrix, o_matrix, q_parts, o_parts, ring, barriers, sizes, scale, GROUPS,
-                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
-            (attend, (2, q_matrix, o_matrix, q_parts, o_parts, ring, barriers, sizes, scale, GROUPS,
-                      TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
+            (attend, (0, q_matrix, o_matrix, lse_ptr, q_parts, o_parts, ring, barriers, sizes,
+                      scale, GROUPS, TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
+            (attend, (1, q_matrix, o_matrix, lse_ptr, q_parts, o_parts, ring, barriers, sizes,
+                      scale, GROUPS, TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
+            (attend, (2, q_matrix, o_matrix, lse_ptr, q_parts, o_parts, ring, barriers, sizes,
+                      scale, GROUPS, TILE_K, SLOTS, CAUSAL, TAIL, TURNS, BUFFERS)),
             (load, (k_matrix, v_matrix, ring, barriers, sizes, GROUPS, TILE_K, SLOTS, CAUSAL)),
         ], WARPS, REGISTERS)
 # fmt: on
 
 
-def launch_hopper(q, k, v, o, config: HopperConfig, causal=False, scale=1.0, section=1):
+def launch_hopper(q, k, v, o, config: HopperConfig, causal=False, scale=1.0, section=1, lse=None):
     """As `attention_tiles.launch_tiles`, in 16 bits, for tensors of which `has_descriptor` holds.
 
     On a GPU of compute capability 9.0. section: see `attention_deal.section`.
     """
     with on_device_of(q):
-        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-        def matrix(x, rows: int):
-            strides = [1 << 4 if n == 1 else s for s, n in zip(x.stride(), x.shape, strict=True)]
-            strides[3] = 1
-            block = [1, 1, rows, max(64, triton.next_power_of_2(x.shape[3]))]
-            return TensorDescriptor(x, list(x.shape), strides, block, _layout(*block))
-
+        width = max(64, triton.next_power_of_2(q.shape[3]))
         (batch, heads, queries, _), keys = q.shape, k.shape[2]
         blocks = blocks_of(q, config.groups * 64)
         sizes = (heads, heads // k.shape[1], batch * heads, queries, keys, section)
         return attention_hopper_kernel[(min(blocks, sms(q.device)),)](
-            *(matrix(q, 64), matrix(k, config.tile_k), matrix(v, config.tile_k), matrix(o, 64)),
-            *(sizes, scale * LOG2_E, config.groups, config.tile_k, config.slots),
+            *(descriptor(q, width), descriptor(k, width, config.tile_k)),
+            *(descriptor(v, width, config.tile_k), descriptor(o, width)),
+            *(lse, sizes, scale * LOG2_E, config.groups, config.tile_k, config.slots),
             *(causal, keys % config.tile_k > 0, config.turns, config.buffers),
             *(WORKER_WARPS[config.groups], WORKER_REGISTERS[config.groups]),
             num_warps=4,
         )
 
 
+def descriptor(x: torch.Tensor, columns: int, rows: int = 64):
+    """What the TMA needs to copy tiles of x (batch, heads, sequence, dim): 16 bits, or fp32."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    strides = [1 << 4 if n == 1 else s for s, n in zip(x.stride(), x.shape, strict=True)]
+    strides[3] = 1
+    block = [1, 1, rows, columns]
+    return TensorDescriptor(x, list(x.shape), strides, block, _layout(x.itemsize, *block))
+
+
 @functools.cache
-def _layout(*block: int):
-    return gl.NVMMASharedLayout.get_default_for(list(block), gl.float16)
+def _layout(itemsize: int, *block: int):
+    dtype = gl.float32 if itemsize == 4 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for(list(block), dtype)

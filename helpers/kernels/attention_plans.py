@@ -26,14 +26,14 @@ TURING = {64: Config(32, 32, 4, 1), 128: Config(32, 16, 4, 1), 256: Config(16, 1
 SMALLEST = Config(16, 16, 4, 1)
 
 
-def launch_attention(q, k, v, o, causal: bool, scale: float) -> None:
+def launch_attention(q, k, v, o, causal: bool, scale: float, lse=None) -> None:
     """o = softmax(q kᵀ scale) v by the first kernel that the GPU has room for.
 
     As `attention_tiles.launch_tiles`.
     """
     with on_device_of(q):
         if interpreting():
-            launch_tiles(q, k, v, o, INTERPRETED, causal, scale)
+            launch_tiles(q, k, v, o, INTERPRETED, causal, scale, lse=lse)
             return
         capability = torch.cuda.get_device_capability(q.device)
         if capability == (9, 0) and all(map(has_descriptor, (q, k, v, o))):
@@ -41,12 +41,12 @@ def launch_attention(q, k, v, o, causal: bool, scale: float) -> None:
             rows = config.groups * 64
             pairs, blocks = q.shape[0] * q.shape[1], triton.cdiv(q.shape[2], rows)
             mixed = section(pairs, blocks, sms(q.device), rows) if causal else 1
-            launch_hopper(q, k, v, o, config, causal, scale, mixed)
+            launch_hopper(q, k, v, o, config, causal, scale, mixed, lse)
             return
         multiplied = precision(q.dtype, q.device)
         for config in configs(capability, q.dtype, q.shape[3], multiplied):
             try:
-                launch_tiles(q, k, v, o, config, causal, scale, multiplied)
+                launch_tiles(q, k, v, o, config, causal, scale, multiplied, lse)
             except OutOfResources:  # nothing was launched
                 continue
             return

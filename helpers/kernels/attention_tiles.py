@@ -76,9 +76,9 @@ def attend_tile(
 
 @triton.jit
 def attention_tiles_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, q_stride, k_stride, v_stride, o_stride, heads, group, queries, keys,
-    scale, DIM: tl.constexpr, WIDTH: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, q_stride, k_stride, v_stride, o_stride, heads, group,
+    queries, keys, scale, DIM: tl.constexpr, WIDTH: tl.constexpr, TILE_Q: tl.constexpr,
+    TILE_K: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):
     tiles = tl.cdiv(queries, TILE_Q)
     # In a causal head the last queries see most keys: longest first, none is left for the end.
@@ -113,6 +113,9 @@ def attention_tiles_kernel(
     column = tl.arange(0, WIDTH).to(tl.int64)[None, :]
     at = o_ptr + i[:, None].to(tl.int64) * o_stride[2] + column * o_stride[3]
     tl.store(at, o.to(o_ptr.dtype.element_ty), mask=(i[:, None] < queries) & (column < DIM))
+    if lse_ptr is not None:  # all that the backward pass needs of the softmax
+        lse = tl.where(l == 0, float("inf"), m + tl.log2(l))
+        tl.store(lse_ptr + pair * queries + i, lse, mask=i < queries)
 # fmt: on
 
 
@@ -125,17 +128,19 @@ def launch_tiles(
     causal: bool = False,
     scale: float = 1.0,
     precision: str = "ieee",
+    lse: torch.Tensor | None = None,
 ):
     """Write softmax(q kᵀ scale) v to o; returns what Triton compiled, None when interpreted.
 
     q, o: (batch, heads, queries, dim); k, v: (batch, heads / group, keys, dim). Any strides; no
     dimension is 0 and scale > 0. None of this is checked; ValueError as for `blocks_of`.
-    precision: what tl.dot makes of fp32, "ieee" or "tf32".
+    precision: what tl.dot makes of fp32, "ieee" or "tf32". lse: (batch, heads, queries), fp32,
+    contiguous; gets log2 of the sum of exp(score scale), and +inf where that sum is 0.
     """
     heads, queries, dim = q.shape[1:]
     with on_device_of(q):
         return attention_tiles_kernel[(blocks_of(q, config.tile_q),)](
-            *(q, k, v, o, q.stride(), k.stride(), v.stride(), o.stride()),
+            *(q, k, v, o, lse, q.stride(), k.stride(), v.stride(), o.stride()),
             *(heads, heads // k.shape[1], queries, k.shape[2], scale * LOG2_E),
             *(dim, max(16, triton.next_power_of_2(dim)), config.tile_q, config.tile_k),
             *(causal, precision, interpreting()),

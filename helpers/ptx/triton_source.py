@@ -83,6 +83,8 @@ class _Collector:
 
     def function(self, function: types.FunctionType, wrapped) -> str:
         """Add a function and what it refers to; returns its name."""
+        builtin = getattr(function, "__triton_builtin__", False)
+        function = inspect.unwrap(function)
         name = function.__name__
         if self._functions.setdefault(name, function) is not function:
             raise ValueError(f"two different helpers of this kernel are called {name}: rename one")
@@ -101,6 +103,7 @@ class _Collector:
         # Of the decorators only jit belongs here: @autotune would choose by running the kernel.
         marks = [d for d in node.decorator_list if _called(d).endswith(("jit", "_function"))]
         kind = KINDS.get(type(wrapped).__name__, "triton.jit")
+        kind = "tl.core.builtin" if builtin else kind
         words = [ast.unparse(k) for d in marks if isinstance(d, ast.Call) for k in d.keywords]
         decorator = f"@{kind}({', '.join(words)})" if words else f"@{kind}"
         body = "".join(source.splitlines(keepends=True)[node.lineno - 1 :])
