@@ -32,7 +32,7 @@ LAST = 11  # the text must not depend on the notebook that trains with it
 BETAS, DECAY = (0.9, 0.95), 0.1  # nanoGPT's, https://github.com/karpathy/nanoGPT (train.py)
 KINDS = {  # of kernels, by their full names and what `kernel_names` makes of them
     "GeLU": "gelu",
-    "attention": r"attention|flash|fmha|gradient_kernel|delta_kernel",
+    "attention": r"attention|flash|fmha|(gradient|delta|prepare)_kernel|dot_do_o|convert_dq",
     "matmuls": "matrix multiply|matmul",
     "AdamW": "adam",
 }

@@ -175,8 +175,8 @@ MUTANTS = {
         "no maximum": ("m_new = " + MAXIMUM, "m_new = 0 * " + MAXIMUM),
         "minimum": ("tl.max(s, axis=1)", "tl.min(s, axis=1)"),
         "maximum from 0 on": (
-            'm = tl.full((TILE_Q,), -float("inf"), tl.float32)',
-            "m = tl.zeros((TILE_Q,), tl.float32)",
+            'm, l = tl.full((TILE_Q,), -float("inf"), tl.float32)',
+            "m, l = tl.zeros((TILE_Q,), tl.float32)",
         ),
         "NaN after -inf": ('tl.where(m_new == -float("inf"), 0.0, m_new)', "m_new"),
         "l not rescaled": ("l * rescale +", "l +"),

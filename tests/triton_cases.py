@@ -245,12 +245,9 @@ def attention_gradients() -> Iterator[Case]:
         q, do = (torch.empty(2, 2, 64, dim, dtype=dtype, device=device()) for _ in range(2))
         k, v = (torch.empty(2, kv_heads, 64, dim, dtype=dtype, device=device()) for _ in range(2))
         lse = torch.empty(2, 2, 64, device=device())
-        with contextlib.ExitStack() as stack:  # as on a GPU
-            gpu = mock.patch.object(attention_backward, "interpreting", lambda: False)
-            stack.enter_context(gpu)
-            gpu = mock.patch.object(attention_backward_hopper, "sms", lambda device: 132)
-            stack.enter_context(gpu)
-            recording = stack.enter_context(recorded())
+        gpu = mock.patch.object(attention_backward, "interpreting", lambda: False)
+        sms = mock.patch.object(attention_backward_hopper, "sms", lambda device: 132)
+        with gpu, sms, recorded() as recording:
             launches(q, k, v, lse, do)
         for case in recording:
             yield dataclasses.replace(case, architectures=(arch,))
@@ -277,11 +274,12 @@ def attention_gradients() -> Iterator[Case]:
     bf16, fp32 = torch.bfloat16, torch.float32
     for arch in ptx.ARCHITECTURES:
         yield from plain(128, bf16, arch)
-    yield from plain(64, bf16, "sm_90", "keys", kv_heads=1)
+    yield from plain(64, bf16, "sm_90", "keys")
+    yield from plain(128, bf16, "sm_100", "keys", kv_heads=1)
     yield from plain(256, bf16, "sm_90", "keys queries")
     yield from plain(127, bf16, "sm_80")  # with an address for each element
-    yield from plain(128, fp32, "sm_80", "keys queries")
-    yield from plain(128, fp32, "sm_90", "keys queries", "tf32")
+    yield from plain(128, fp32, "sm_80", "keys")
+    yield from plain(128, fp32, "sm_90", "queries", "tf32")
     for dim, causal in ((64, False), (64, True), (128, True)):
         launches = functools.partial(one_pass, causal=causal)
         yield from launched(dim, bf16, "sm_90", launches)

@@ -68,7 +68,10 @@ def flash_attention(
 
     Differentiable once (RuntimeError for a second derivative), by kernels that compute the weights
     again: q, k, v, the result and one number a query are kept. Gradients are the same bits each
-    time, and 0 for a query that gets 0.
+    time, and 0 for a query that gets 0. Weights come back with a relative error of some
+    |score scale| 2^-23; dq and dk are scaled after they were added up, which overflows sooner; a
+    key with NaN or infinities may get NaN where the formula gives 0. No batched gradients (vmap).
+    On Hopper programs wait for one another: where not all SMs are this process's, the launch fails.
     """
     _check(q, k, v, causal, scale, DTYPES)
     return apply(_FlashAttention, q, k, v, causal, scale, torch.is_grad_enabled())
@@ -89,7 +92,7 @@ class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do):
         needed = ctx.needs_input_grad[:3]
-        gradients = _Gradients.apply(*ctx.saved_tensors, do, needed, *ctx.choices)
+        gradients = apply(_Gradients, *ctx.saved_tensors, do, needed, *ctx.choices)
         return *gradients, None, None, None
 
 

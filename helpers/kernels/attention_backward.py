@@ -1,9 +1,9 @@
 """The backward pass of attention in tiles, in Triton: the kernels that notebook 12 teaches.
 
-Scores and weights are computed once more, a tile at a time: of the forward pass one number a query
-is left, the log-sum-exp of its scores, and of the gradient another one, delta. Two passes: in one a
-program has a tile of keys and goes over the queries, for dK and dV; in the other it has a tile of
-queries and goes over the keys, for dQ. So every number has one owner, and its terms one order.
+Scores and weights are computed once more, tile by tile, from one number a query, the log-sum-exp of
+its scores; another one, delta, stands for its whole row of the gradient. Two passes: a tile of keys
+goes over the queries, for dK and dV; a tile of queries over the keys, for dQ. So every number has
+one owner, and its terms one order.
 
 lse and delta are (batch, heads, queries), fp32, contiguous; lse is log2 Σ exp(score scale), and
 +inf for a query that sees nothing. All other arguments and errors are those of
@@ -20,7 +20,6 @@ from helpers.kernels.attention_tiles import LOG2_E, Config, blocks_of, load_rows
 from helpers.triton_mode import on_device_of, tl, triton
 
 DELTA_ROWS = 32  # of a program that computes delta
-DELTA_WARPS = 4
 
 
 # fmt: off
@@ -52,19 +51,20 @@ def delta_kernel(
 
 @triton.jit
 def recompute_tile(
-    a, b, c, d, i, j, lse, delta, keys, scale, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    a, b, c, d, i, j, lse, delta, queries, keys, scale, CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):
     # a, b, c, d are q, k, do, v for a tile of queries x keys, and k, q, v, do for its transpose.
     if UPCAST:  # the interpreter's tl.dot would multiply bf16's bits
         a, b = a.to(tl.float32), b.to(tl.float32)
         c, d = c.to(tl.float32), d.to(tl.float32)
     s = tl.dot(a, b.T, input_precision=PRECISION)
-    p = tl.exp2(s * scale - lse)  # the softmax itself: no maximum, no sum
+    # The softmax itself: no maximum, no sum. Above 0 is only what rounding makes of large scores.
+    p = tl.exp2(tl.minimum(s * scale - lse, 0.0, tl.PropagateNan.ALL))
     dp = tl.dot(c, d.T, input_precision=PRECISION)
     ds = p * (dp - delta)
     if MASKED:
-        visible = (j < keys) & (j <= i) if CAUSAL else j + 0 * i < keys
+        visible = (i < queries) & (j < keys) & (j <= i if CAUSAL else True)
         p, ds = tl.where(visible, p, 0.0), tl.where(visible, ds, 0.0)
     return p, ds
 
@@ -90,7 +90,7 @@ def visit_queries(
     lse = tl.load(lse_ptr + i, mask=i < queries, other=float("inf"))  # past the end p is 0
     delta = tl.load(delta_ptr + i, mask=i < queries, other=0.0)
     p, ds = recompute_tile(k, q, v, do, i[None, :], j[:, None], lse[None, :], delta[None, :],
-                           keys, scale, CAUSAL, MASKED, PRECISION, UPCAST)
+                           queries, keys, scale, CAUSAL, MASKED, PRECISION, UPCAST)
     dv = add_product(dv, p, do, PRECISION, UPCAST)
     dk = add_product(dk, ds, q, PRECISION, UPCAST)
     return dk, dv
@@ -156,15 +156,15 @@ def keys_gradient_kernel(
 
 @triton.jit
 def visit_keys(
-    dq, q, do, lse, delta, k_ptr, v_ptr, first, i, keys, k_stride, v_stride, scale,
+    dq, q, do, lse, delta, k_ptr, v_ptr, first, i, queries, keys, k_stride, v_stride, scale,
     DIM: tl.constexpr, WIDTH: tl.constexpr, TILE_K: tl.constexpr, CAUSAL: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):
     j = first + tl.arange(0, TILE_K)
     k = load_rows(k_ptr, j, keys, k_stride[2], k_stride[3], DIM, WIDTH, MASKED)
     v = load_rows(v_ptr, j, keys, v_stride[2], v_stride[3], DIM, WIDTH, MASKED)
-    p, ds = recompute_tile(q, k, do, v, i[:, None], j[None, :], lse[:, None], delta[:, None], keys,
-                           scale, CAUSAL, MASKED, PRECISION, UPCAST)
+    p, ds = recompute_tile(q, k, do, v, i[:, None], j[None, :], lse[:, None], delta[:, None],
+                           queries, keys, scale, CAUSAL, MASKED, PRECISION, UPCAST)
     return add_product(dq, ds, k, PRECISION, UPCAST)
 
 
@@ -196,11 +196,11 @@ def queries_gradient_kernel(
         full = tl.minimum(keys, tile * TILE_Q + 1) // TILE_K * TILE_K
         end = tl.minimum(keys, tl.minimum(queries, tile * TILE_Q + TILE_Q))
     for first in range(0, full, TILE_K):  # all queries see all keys
-        dq = visit_keys(dq, q, do, lse, delta, k_ptr, v_ptr, first, i, keys, k_stride, v_stride,
-                        score_scale, DIM, WIDTH, TILE_K, CAUSAL, False, PRECISION, UPCAST)
+        dq = visit_keys(dq, q, do, lse, delta, k_ptr, v_ptr, first, i, queries, keys, k_stride,
+                        v_stride, score_scale, DIM, WIDTH, TILE_K, CAUSAL, False, PRECISION, UPCAST)
     for first in range(full, end, TILE_K):  # the diagonal, and the last keys
-        dq = visit_keys(dq, q, do, lse, delta, k_ptr, v_ptr, first, i, keys, k_stride, v_stride,
-                        score_scale, DIM, WIDTH, TILE_K, CAUSAL, True, PRECISION, UPCAST)
+        dq = visit_keys(dq, q, do, lse, delta, k_ptr, v_ptr, first, i, queries, keys, k_stride,
+                        v_stride, score_scale, DIM, WIDTH, TILE_K, CAUSAL, True, PRECISION, UPCAST)
     store_rows(dq_ptr, dq * scale, i, queries, dq_stride[2], dq_stride[3], DIM, WIDTH)
 # fmt: on
 
@@ -212,7 +212,7 @@ def launch_delta(o: torch.Tensor, do: torch.Tensor, delta: torch.Tensor):
         return delta_kernel[(blocks_of(o, DELTA_ROWS),)](
             *(o, do, delta, o.stride(), do.stride(), heads, queries),
             *(dim, max(16, triton.next_power_of_2(dim)), DELTA_ROWS),
-            num_warps=DELTA_WARPS,
+            num_warps=4,
         )
 
 

@@ -31,7 +31,7 @@ from helpers.triton_mode import gl, gluon, hopper, on_device_of, tl, triton
 mbarrier, tma = hopper.mbarrier, hopper.tma
 LN_2 = gl.constexpr(1 / LOG2_E)
 SLOTS = {64: 3, 128: 2}  # of tiles of queries, by the width of a head
-WORKER_WARPS, WORKER_REGISTERS = (4, 1, 1, 1), (240, 32, 32, 32)
+WORKER_WARPS, WORKER_REGISTERS = (4, 1, 1, 1), (240, 24, 24, 24)
 
 
 # fmt: off
@@ -109,11 +109,11 @@ def gradients(
                         # Split, so that what is compared with is known when this is compiled.
                         hidden = j[:, None] + ((ME - ahead) * ROWS - (i & 6)[None, :])
                         s = gl.where((i & 57)[None, :] >= hidden, s, -float("inf"))
-                lse = stats_ring.index(2 * slot).load(QUERY)
-                p = power_of_2(s * score_scale - lse[None, :])
                 if TAIL:
                     if first + ROWS > keys:
-                        p = gl.where(j[:, None] < keys - first, p, 0.0)
+                        s = gl.where(j[:, None] < keys - first, s, -float("inf"))
+                lse = stats_ring.index(2 * slot).load(QUERY)
+                p = power_of_2(s * score_scale - lse[None, :])
                 weights = gl.convert_layout(p.to(q.dtype), FACTOR)
                 dv = hopper.warpgroup_mma(weights, do, dv, is_async=True)
                 delta = stats_ring.index(2 * slot + 1).load(QUERY)
@@ -242,7 +242,7 @@ def prepare_kernel(
 def launch_one_pass(
     q, k, v, o, lse, do, dq_sum, dk, dv, causal=False, scale=1.0, in_turn=True
 ) -> None:
-    """dq / scale in dq_sum, which is fp32; and dk and dv. All three are contiguous.
+    """dq / scale in dq_sum, fp32 and contiguous; and dk and dv.
 
     In 16 bits, on a GPU of compute capability 9.0, for heads of up to 128 and tensors of which
     `attention_plans.has_descriptor` holds; otherwise as `attention_backward`. in_turn: False adds

@@ -24,10 +24,10 @@ INTERPRETED = Config(64, 64)  # few steps: each takes milliseconds
 # By the width of a head: the least of these that holds it. For dK and dV, then for dQ.
 SIXTEEN_BITS = (
     {64: Config(32, 64, 4, 2), 128: Config(64, 64, 8, 2), 256: Config(32, 32, 8, 2)},
-    {64: Config(64, 64, 4, 2), 128: Config(64, 64, 4, 2), 256: Config(64, 32, 8, 1)},
+    {64: Config(64, 64, 4, 2), 128: Config(64, 64, 8, 2), 256: Config(64, 32, 8, 1)},
 )
 HOPPER = (
-    {64: Config(64, 64, 4, 2), 128: Config(64, 64, 8, 2), 256: Config(32, 32, 8, 2)},
+    {64: Config(64, 64, 4, 2), 128: Config(64, 64, 8, 2), 256: Config(64, 32, 8, 1)},
     {64: Config(64, 64, 4, 2), 128: Config(64, 64, 4, 2), 256: Config(64, 64, 8, 2)},
 )
 BLACKWELL = HOPPER[0] | {64: Config(64, 64, 8, 2), 128: Config(64, 64, 8, 1)}, HOPPER[1]
@@ -45,8 +45,8 @@ FP32 = (
     {64: Config(64, 32, 8, 1), 128: Config(16, 32, 8, 1), 256: Config(16, 32, 8, 1)},
 )
 TURING = (
-    {64: Config(32, 32, 8, 1), 128: Config(32, 16, 8, 1), 256: SMALLEST},
-    {64: Config(32, 32, 8, 1), 128: Config(16, 32, 8, 1), 256: SMALLEST},
+    {64: Config(32, 32, 8, 1), 128: Config(32, 16, 8, 1), 256: Config(16, 16, 2, 1)},
+    {64: Config(32, 32, 8, 1), 128: Config(16, 32, 8, 1), 256: Config(16, 16, 2, 1)},
 )
 
 
@@ -82,7 +82,10 @@ def in_one_pass(q: torch.Tensor, k: torch.Tensor, causal: bool) -> bool:
 def _launch_one_pass(q, k, v, o, lse, do, dq, dk, dv, causal: bool, scale: float) -> None:
     q, k, v, do = (x if has_descriptor(x) else _copied(x) for x in (q, k, v, do))
     dq_sum = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    written = [x if x.is_contiguous() else _copied(x) for x in (dk, dv)]
+    written = [
+        x if has_descriptor(x) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        for x in (dk, dv)
+    ]
     launch_one_pass(q, k, v, o, lse, do, dq_sum, *written, causal, scale)
     torch.mul(dq_sum, scale, out=dq)
     for x, found in zip((dk, dv), written, strict=True):
@@ -113,8 +116,8 @@ def _launch(launch: Callable, which: int, tensors: tuple, causal: bool, scale: f
 def configs(capability: tuple[int, int], dtype: torch.dtype, dim: int, precision: str) -> tuple:
     """The configurations for dK and dV, and those for dQ, each to be tried in this order.
 
-    As `attention_plans.configs`, but that on Hopper, where heads of 65 to 128 share keys, 76 bytes
-    spill outside of the loops over queries.
+    As `attention_plans.configs`, but for up to 80 bytes a thread, which spill for dK and dV where
+    dims are not 64, 128 or 256, and on Hopper where heads share keys.
     """
     if capability < (8, 0):
         tables = TURING

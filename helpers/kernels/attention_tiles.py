@@ -92,10 +92,8 @@ def attention_tiles_kernel(
 
     i = tile * TILE_Q + tl.arange(0, TILE_Q)
     q = load_rows(q_ptr, i, queries, q_stride[2], q_stride[3], DIM, WIDTH, True)
-    m = tl.full((TILE_Q,), -float("inf"), tl.float32)
-    l = tl.zeros((TILE_Q,), tl.float32)
-    o = tl.zeros((TILE_Q, WIDTH), tl.float32)
-    state = m, l, o
+    m, l = tl.full((TILE_Q,), -float("inf"), tl.float32), tl.zeros((TILE_Q,), tl.float32)
+    state = m, l, tl.zeros((TILE_Q, WIDTH), tl.float32)
     if CAUSAL:
         full = tl.minimum(keys, tile * TILE_Q + 1) // TILE_K * TILE_K
         end = tl.minimum(keys, tl.minimum(queries, tile * TILE_Q + TILE_Q))
@@ -108,7 +106,6 @@ def attention_tiles_kernel(
         state = attend_tile(state, q, k_ptr, v_ptr, first, i, keys, k_stride, v_stride, scale,
                             DIM, WIDTH, TILE_K, CAUSAL, True, PRECISION, UPCAST)
     m, l, o = state
-
     o = o / tl.where(l == 0, 1.0, l)[:, None]  # a query that sees nothing gets 0
     column = tl.arange(0, WIDTH).to(tl.int64)[None, :]
     at = o_ptr + i[:, None].to(tl.int64) * o_stride[2] + column * o_stride[3]
