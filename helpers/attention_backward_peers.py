@@ -115,7 +115,8 @@ def case(size: Size) -> Case:
         for gradient, right, some in zip(found, exact(), (rows, columns, columns), strict=True):
             assert_close(gradient[:, :, some], right)
             assert gradient.isfinite().all(), "not all of a gradient was written"
-        if run is ours and q.is_cuda and not reasons["flash"]:
+        truncated = q.dtype == torch.bfloat16 and not q.is_cuda  # by Triton's interpreter
+        if run is ours and not (reasons["flash"] or truncated):
             of_flash = gradient_errors(after_forward("flash")(), exact(), rows, columns)
             for name, error in gradient_errors(found, exact(), rows, columns).items():
                 assert error.within(of_flash[name]), (

@@ -69,6 +69,16 @@ def transposed_and_backwards(q, o, log_sum_exp, do, tiles):
     return sum(dq), torch.cat(dk[::-1]), torch.cat(dv[::-1])
 
 
+def dq_added_up_at_last(q, o, log_sum_exp, do, tiles):
+    dq, dk, dv = [], [], []
+    for tile in tiles:
+        for all_parts, part in zip(
+            (dq, dk, dv), solution(q, o, log_sum_exp, do, [tile]), strict=True
+        ):
+            all_parts.append(part)
+    return torch.stack(dq).sum(0), torch.cat(dk), torch.cat(dv)
+
+
 def number_by_number(q, o, log_sum_exp, do, tiles):
     scale, (rows, dim) = q.shape[1] ** -0.5, q.shape
     dq, dk, dv = torch.zeros_like(q), [], []
@@ -86,7 +96,13 @@ def number_by_number(q, o, log_sum_exp, do, tiles):
     return dq, torch.stack(dk), torch.stack(dv)
 
 
-RIGHT = (solution, einsum_and_base_2, queries_in_tiles_too, transposed_and_backwards)
+RIGHT = (
+    solution,
+    einsum_and_base_2,
+    queries_in_tiles_too,
+    transposed_and_backwards,
+    dq_added_up_at_last,
+)
 
 
 @pytest.mark.parametrize("right", (*RIGHT, number_by_number), ids=lambda right: right.__name__)
@@ -157,6 +173,25 @@ def mask_only_in_dv(*inputs):
     return *lost(*rest, kept)[:2], solution(*rest, kept)[2]
 
 
+def all_tiles_at_once(q, o, log_sum_exp, do, tiles):
+    k, v, visible = zip(*([each.clone() for each in tile] for tile in tiles), strict=True)
+    return solution(
+        q, o, log_sum_exp, do, [(torch.cat(k), torch.cat(v), torch.cat(visible, dim=1))]
+    )
+
+
+def autograd_of_all_tiles(q, o, log_sum_exp, do, tiles):
+    kept = [[each.clone() for each in tile] for tile in tiles]
+    k, v, visible = (
+        torch.cat(each, dim) for each, dim in zip(zip(*kept, strict=True), (0, 0, 1), strict=True)
+    )
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    with torch.enable_grad():
+        s = (leaves[0] @ leaves[1].T / math.sqrt(q.shape[1])).masked_fill(~visible, -INF)
+        p = s.softmax(1).where(visible.any(1, keepdim=True), 0)
+        return torch.autograd.grad(p @ leaves[2], leaves, do)
+
+
 def a_generator(q, o, log_sum_exp, do, tiles):
     yield from solution(q, o, log_sum_exp, do, tiles)
 
@@ -198,6 +233,9 @@ SQUARE = r"for Sq = 3, Sk = 6 and tiles of 3, {}\[0, 0\] is \S+, not \S+: "
 IN_DV, IN_DK, IN_DQ = (SQUARE.format(name) for name in ("dv", "dk", "dq"))
 CAUSAL = r"for Sq = 6, Sk = 6 and tiles of 4, causal, dv\[\d, 0\] .*: "
 DV, NO_D = r"dV = Pᵀ dO", r"dS = P ∘ \(dP - D\)"
+WHOLE = (
+    "the values are right, but it makes a tensor of .* elements for Sq = 16, .*P and dS are of one"
+)
 NATURAL = "log_sum_exp is a natural logarithm"
 
 WRONG = {
@@ -250,6 +288,10 @@ WRONG = {
         CAUSAL + "the mask is lost",
     ),
     "mask lost in dS": (mask_only_in_dv, CAUSAL.replace("dv", "dk") + "the mask is lost"),
+    "hidden scores -10000": (
+        planted(hide=lambda s, visible: s.masked_fill(~visible, -1e4)),
+        "scores near -20000, .*, dv.*: the score of a hidden key is -inf: any number",
+    ),
     "mask inverted": (
         planted(hide=lambda s, visible: s.masked_fill(visible, -INF)),
         IN_DV + "`visible` is True where a query sees a key",
@@ -359,6 +401,8 @@ WRONG = {
     ),
     # What is given and returned
     "tiles kept": (keeps_the_tiles, r"dv\[0, 0\] is nan, .*the tile before is overwritten"),
+    "all tiles at once": (all_tiles_at_once, WHOLE),
+    "autograd of all tiles": (autograd_of_all_tiles, WHOLE),
     "first tile only": (
         stops_early,
         r"dk has the shape \(3, 3\), not \(6, 3\): a row for each key",

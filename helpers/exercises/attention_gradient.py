@@ -1,6 +1,7 @@
 """The checker of exercise 12.1: the gradients of attention by hand, tile after tile."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 
@@ -41,12 +42,13 @@ def attention_gradients(answer: Callable) -> None:
     for it. log_sum_exp: (Sq,), ln of the sum of exp(score) over the keys that a query sees, inf
     where it sees none. tiles: an iterator of (k, v, visible) as in exercise 11.1. dq: (Sq, d); dk
     and dv: (Sk, d), of all tiles. Nothing is kept of a tile: its memory is overwritten when the
-    next is taken.
+    next is taken. No tensor is of the size of P over all tiles.
     """
     for case in _cases():
         given = _answered(answer, case)
         if why := _wrong(given, case):
             raise AssertionError(f"{case}, {why}")
+    _assert_frugal(answer)
     _assert_gradcheck(answer, case)
 
 
@@ -54,12 +56,12 @@ def _cases() -> Iterator[Case]:
     """The easiest first; the last one is small and has everything but large scores."""
     generator = torch.Generator().manual_seed(0)
 
-    def case(sq, sk, tile, what="", visible=None, also: float | torch.Tensor = 0.0, d=4):
-        """also: is added to the score of each key."""
+    def case(sq, sk, tile, what="", visible=None, also: float | torch.Tensor = 0.0, d=4, part=1):
+        """also: is added to the score of each key; `part` times that to the key itself."""
         q, k, v, do = (
             torch.randn(n, d, generator=generator, dtype=torch.float64) for n in (sq, sk, sk, sq)
         )
-        q[:, 0], k[:, 0] = math.sqrt(d), k[:, 0] + also
+        q[:, 0], k[:, 0] = math.sqrt(d) / part, (k[:, 0] + also) * part
         everything = torch.ones(sq, sk, dtype=torch.bool)
         return Case(what, q, k, v, everything if visible is None else visible, tile, do)
 
@@ -78,6 +80,8 @@ def _cases() -> Iterator[Case]:
     odd = torch.arange(24) % 2 == 1
     high_hidden = torch.where(odd, -1000.0, 1000.0).double()
     yield case(5, 24, 6, "large scores hidden", odd.expand(5, 24), high_hidden)
+    low = "scores near -20000, half of them hidden"
+    yield case(5, 24, 6, low, odd.expand(5, 24), -20000.0, part=0.002)  # so dq stays small
     last = torch.ones(4, 5, dtype=torch.bool).tril(1)
     last[2] = False
     yield case(4, 5, 2, "a row hidden", last, d=2)
@@ -140,6 +144,19 @@ def _wrong(given: Gradients, case: Case) -> str:
             f"{': ' if why else ''}{why}"
         )
     return ""
+
+
+def _assert_frugal(answer: Callable) -> None:
+    """AssertionError where it makes a tensor of the size of P over all tiles."""
+    generator = torch.Generator().manual_seed(1)
+    q, do, k, v = (
+        torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in (16, 16, 32, 32)
+    )
+    case = Case("", q, k, v, torch.ones(16, 32, dtype=torch.bool), 4, do)
+    run = functools.partial(answer, q, *case.kept(), do, iter(case.tiles()))
+    why = "P and dS are of one tile, and never of all keys"
+    plenty = case.visible.numel() // 2  # dk and dv together, or what each tile adds to dq
+    attention_loop.assert_small_tensors(run, case, plenty, why)
 
 
 class _Attention(torch.autograd.Function):

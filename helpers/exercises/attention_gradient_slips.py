@@ -80,6 +80,9 @@ WEIGHTS: dict[str, tuple[Matrix, ...]] = {
     "a hidden score may be far above log_sum_exp, and inf times 0 is NaN: hide before exp": (
         lambda t: (t.scores - t.log_sum).exp() * t.visible,
     ),
+    "the score of a hidden key is -inf: any number may be above log_sum_exp": (
+        lambda t: (t.masked(fill=-1e4) - t.log_sum).exp(),
+    ),
     MASK_HINT: (
         lambda t: (t.scores - t.log_sum).exp(),
         lambda t: (t.masked(fill=0) - t.log_sum).exp(),

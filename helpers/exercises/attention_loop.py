@@ -205,16 +205,21 @@ def _assert_frugal(answer: Callable) -> None:
         torch.randn(n, HEAD_DIM, generator=generator, dtype=torch.float64) for n in (3, 128, 128)
     )
     case = Case("", q, k, v, torch.ones(3, 128, dtype=torch.bool), 2)
-    largest = _Largest()
     states = _states(answer, case)
-    with largest:
-        for _ in states:
-            pass
     # The products q·k of a tile before they are added up, a few of them side by side.
-    if largest.elements > (limit := 4 * q.numel() * case.tile):
+    plenty = 4 * q.numel() * case.tile
+    why = "what is kept from tile to tile, m, l and o, does not grow"
+    assert_small_tensors(lambda: list(states), case, plenty, why)
+
+
+def assert_small_tensors(run: Callable[[], object], case: Case, plenty: int, why: str) -> None:
+    """AssertionError, with `why`, where run(), of a case, makes a tensor of more elements."""
+    with (largest := _Largest()):
+        run()
+    if largest.elements > plenty:
         raise AssertionError(
             f"the values are right, but it makes a tensor of {largest.elements} elements {case}, "
-            f"where {limit} are plenty: what is kept from tile to tile, m, l and o, does not grow"
+            f"where {plenty} are plenty: {why}"
         )
 
 
