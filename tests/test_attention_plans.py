@@ -136,12 +136,12 @@ def gpu(monkeypatch):
     """As on a GPU of any generation; `launched` lists what would run on it, `too_large` fails."""
     faked = types.SimpleNamespace(launched=[], too_large=set(), capability=(8, 0))
 
-    def launch_tiles(q, k, v, o, config, causal, scale, precision):
+    def launch_tiles(q, k, v, o, config, causal, scale, precision, lse):
         faked.launched.append((config, causal, scale, precision))
         if config in faked.too_large:
             raise OutOfResources(300_000, 232_448, "shared memory")
 
-    def launch_hopper(q, k, v, o, config, causal, scale, section):
+    def launch_hopper(q, k, v, o, config, causal, scale, section, lse):
         faked.launched.append((config, causal, scale, section))
 
     monkeypatch.setattr(attention_plans, "launch_tiles", launch_tiles)
@@ -216,9 +216,9 @@ def test_blocks_are_dealt_together_where_that_is_fairer(gpu):
 @pytest.mark.skipif(has_cuda(), reason="of the interpreter")
 def test_the_interpreter_has_one_configuration(monkeypatch):
     seen = []
-    monkeypatch.setattr(attention_plans, "launch_tiles", lambda *x: seen.append(x[4:]))
-    launch_attention(X, X, X, X, True, 0.5)
-    assert seen == [(INTERPRETED, True, 0.5)]
+    monkeypatch.setattr(attention_plans, "launch_tiles", lambda *x, lse: seen.append((*x[4:], lse)))
+    launch_attention(X, X, X, X, True, 0.5, "here")
+    assert seen == [(INTERPRETED, True, 0.5, "here")]
 
 
 @needs_triton
