@@ -371,8 +371,8 @@ MUTANTS = {
         "the diagonal for whole": ("full = tl.minimum(" + DIAGONAL, "full = tl.minimum(begin"),
         "one query less on the diagonal": (DIAGONAL, "(first_key + TILE_K - 1) // TILE_Q * TILE_Q"),
         "the tail for whole": (
-            "whole = 0, queries // TILE_Q * TILE_Q",
-            "whole = 0, tl.cdiv(queries, TILE_Q) * TILE_Q",
+            "whole = 0, 0, queries // TILE_Q * TILE_Q",
+            "whole = 0, 0, tl.cdiv(queries, TILE_Q) * TILE_Q",
         ),
         "the tail twice": (
             "range(begin + diagonal, whole,",

@@ -2,12 +2,9 @@
 
 Scores and weights are computed once more, tile by tile, from one number a query, the log-sum-exp of
 its scores; another one, delta, stands for its whole row of the gradient. Two passes: a tile of keys
-goes over the queries, for dK and dV; a tile of queries over the keys, for dQ. So every number has
-one owner, and its terms one order.
-
-lse and delta are (batch, heads, queries), fp32, contiguous; lse is log2 Σ exp(score scale), and
-+inf for a query that sees nothing. All other arguments and errors are those of
-`attention_tiles.launch_tiles`, and do, dq, dk and dv go with o, q, k and v.
+goes over the queries, for dK and dV; a tile of queries over the keys, for dQ. Every number has one
+owner, and its terms one order. lse and delta are (batch, heads, queries), fp32, contiguous; lse is
+log2 Σ exp(score scale), +inf for a query that sees nothing. All else: `attention_tiles`.
 """
 
 import helpers.device  # noqa: F401  sets Triton's mode before anything loads Triton
@@ -103,8 +100,7 @@ def sum_over_queries(
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):
     j = first_key + tl.arange(0, TILE_K)
-    begin, whole = 0, queries // TILE_Q * TILE_Q
-    full = begin
+    begin, full, whole = 0, 0, queries // TILE_Q * TILE_Q
     if CAUSAL:
         begin = first_key // TILE_Q * TILE_Q
         full = tl.minimum(tl.cdiv(first_key + TILE_K - 1, TILE_Q) * TILE_Q, whole)

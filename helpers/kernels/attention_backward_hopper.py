@@ -3,11 +3,8 @@
 A program has 128 keys, half of them in each of two groups of four warps, which keep dK and dV in
 registers; queries come tile by tile, 64 of them. Scores are computed transposed, keys x queries, so
 that the weights are where the products for dK and dV need them. dQ needs all keys: each program
-adds its part to memory, in fp32, when its turn has come (`attention_backward_deal`). One warp loads
-(`attention_backward_roles`), two add.
-
-Heads of up to 64: the groups compute dQ's part by turns, a whole tile each. Wider ones: half of the
-columns each.
+adds its part to memory, in fp32, when its turn has come (`attention_backward_deal`). One warp
+loads, two add. Heads of up to 64: the groups alternate at tiles of dQ; else each has half.
 """
 
 import helpers.device  # noqa: F401  sets Triton's mode before anything loads Triton
@@ -22,11 +19,11 @@ from helpers.kernels.attention_backward_deal import (
     items_of_head,
     shift_of,
 )
-from helpers.kernels.attention_backward_roles import ROWS, add, load
+from helpers.kernels.attention_backward_roles import ROWS, add, load, prepare_kernel
 from helpers.kernels.attention_hopper import descriptor, power_of_2
-from helpers.kernels.attention_tiles import LOG2_E, blocks_of, load_rows
+from helpers.kernels.attention_tiles import LOG2_E, blocks_of
 from helpers.kernels.matmul_persistent import sms
-from helpers.triton_mode import gl, gluon, hopper, on_device_of, tl, triton
+from helpers.triton_mode import gl, gluon, hopper, on_device_of, triton
 
 mbarrier, tma = hopper.mbarrier, hopper.tma
 LN_2 = gl.constexpr(1 / LOG2_E)
@@ -193,11 +190,11 @@ def attention_backward_hopper_kernel(
         mbarrier.init(ready.index(slot), count=2)  # the copies, and the stats
         mbarrier.init(free.index(slot), count=2)
     mbarrier.init(k_came, count=1)
-    mbarrier.init(k_free, count=2)
     mbarrier.init(v_came, count=1)
+    mbarrier.init(k_free, count=2)
     mbarrier.init(v_free, count=2)
-    for part in gl.static_range(2):
-        mbarrier.init(ds_came.index(part), count=2)
+    mbarrier.init(ds_came.index(0), count=2)
+    mbarrier.init(ds_came.index(1), count=2)
     for part in gl.static_range(4):
         mbarrier.init(dq_came.index(part), count=1)
         mbarrier.init(dq_free.index(part), count=1)
@@ -216,27 +213,6 @@ def attention_backward_hopper_kernel(
         (add, (1, dq_matrix, turns_ptr, parts, barriers, sizes, WIDTH, CAUSAL, IN_TURN)),
     ], WARPS, REGISTERS)
 # fmt: on
-
-
-@triton.jit
-def prepare_kernel(
-    o_ptr, do_ptr, lse_ptr, stats_ptr, turns_ptr, o_stride, do_stride, heads, queries,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    # What is needed of a row beside q and do, whole tiles of it: lse, then delta.
-    tiles = tl.cdiv(queries, TILE)
-    tile, pair = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
-    batch, head = pair // heads, pair % heads
-    o_ptr += batch * o_stride[0] + head * o_stride[1]
-    do_ptr += batch * do_stride[0] + head * do_stride[1]
-    i = tile * TILE + tl.arange(0, TILE)
-    o = load_rows(o_ptr, i, queries, o_stride[2], o_stride[3], DIM, WIDTH, True)
-    do = load_rows(do_ptr, i, queries, do_stride[2], do_stride[3], DIM, WIDTH, True)
-    lse = tl.load(lse_ptr + pair * queries + i, mask=i < queries, other=float("inf"))
-    at = stats_ptr + 2 * pair * tiles * TILE + i
-    tl.store(at, lse)
-    tl.store(at + tiles * TILE, tl.sum(o.to(tl.float32) * do.to(tl.float32), axis=1))
-    tl.store(turns_ptr + tl.program_id(0) * 2 + tl.arange(0, 2), tl.zeros((2,), tl.int32))
 
 
 def launch_one_pass(

@@ -1,4 +1,4 @@
-"""Loading queries and adding dQ up, for the groups of warps of `attention_backward_hopper`.
+"""What is around the products of `attention_backward_hopper`: preparing, loading, adding dQ up.
 
 Barriers say that a slot with a tile of queries is ready or free, that the keys have come or are
 free, that both groups' dS has come, and that a part of dQ has come or has been read.
@@ -16,7 +16,8 @@ from helpers.kernels.attention_backward_deal import (
     round_of,
     tile_at,
 )
-from helpers.triton_mode import gl, gluon, hopper, tl
+from helpers.kernels.attention_tiles import load_rows
+from helpers.triton_mode import gl, gluon, hopper, tl, triton
 
 mbarrier, tma = hopper.mbarrier, hopper.tma
 ROWS = gl.constexpr(64)  # queries of a tile, keys of a group, both sides of a part of dQ
@@ -135,3 +136,24 @@ def add(
                     added += 1
                 count += 1
 # fmt: on
+
+
+@triton.jit
+def prepare_kernel(
+    o_ptr, do_ptr, lse_ptr, stats_ptr, turns_ptr, o_stride, do_stride, heads, queries,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    # What is needed of a row beside q and do, whole tiles of it: lse, then delta.
+    tiles = tl.cdiv(queries, TILE)
+    tile, pair = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    batch, head = pair // heads, pair % heads
+    o_ptr += batch * o_stride[0] + head * o_stride[1]
+    do_ptr += batch * do_stride[0] + head * do_stride[1]
+    i = tile * TILE + tl.arange(0, TILE)
+    o = load_rows(o_ptr, i, queries, o_stride[2], o_stride[3], DIM, WIDTH, True)
+    do = load_rows(do_ptr, i, queries, do_stride[2], do_stride[3], DIM, WIDTH, True)
+    lse = tl.load(lse_ptr + pair * queries + i, mask=i < queries, other=float("inf"))
+    at = stats_ptr + 2 * pair * tiles * TILE + i
+    tl.store(at, lse)
+    tl.store(at + tiles * TILE, tl.sum(o.to(tl.float32) * do.to(tl.float32), axis=1))
+    tl.store(turns_ptr + tl.program_id(0) * 2 + tl.arange(0, 2), tl.zeros((2,), tl.int32))
