@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 import torch
 
 from helpers import attention_peers
-from helpers.attention_backends import LABELS, backward_of, missing
+from helpers.attention_backends import backward_of, missing
 from helpers.attention_peers import (
     MOST_ERROR,
     PEERS,
     Errors,
     Size,
+    case_beside,
     errors,
     exact_weights,
     some_rows,
@@ -124,16 +125,7 @@ def case(size: Size) -> Case:
                     f"{of_flash[name]}"
                 )
 
-    ceiling = next((name for name in ("cudnn", "flash", "efficient") if not reasons[name]), "math")
-    return Case(
-        "flash_attention_backward",
-        str(size.dtype).removeprefix("torch."),
-        str(size),
-        ours=ours,
-        peers={LABELS[name]: reasons[name] or backend(name) for name in PEERS},
-        ceiling=(LABELS[ceiling], backend(ceiling)),
-        check=check,
-    )
+    return case_beside("flash_attention_backward", size, ours, backend, reasons, check)
 
 
 def flash_attention_backward_cases() -> Iterator[Case]:

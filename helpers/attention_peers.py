@@ -158,9 +158,17 @@ def case(size: Size) -> Case:
                 f"{of_ours} is more than {MOST_ERROR} times FlashAttention-2's {of_flash}"
             )
 
+    return case_beside("flash_attention", size, ours, backend, reasons, check)
+
+
+def case_beside(operation: str, size: Size, ours, backend, reasons: dict, check) -> Case:
+    """A case whose ceiling is the fastest of PyTorch's backends that can run.
+
+    backend: from a name of `PEERS` to a function. reasons: why some of them cannot run, or "".
+    """
     ceiling = next((name for name in ("cudnn", "flash", "efficient") if not reasons[name]), "math")
     return Case(
-        "flash_attention",
+        operation,
         str(size.dtype).removeprefix("torch."),
         str(size),
         ours=ours,

@@ -32,6 +32,7 @@ from tests.test_attention import (
     CAPABILITY,
     DEVICE,
     DTYPES,
+    EACH_SIZE,
     FAR_APART,
     FENCE,
     FP16,
@@ -321,12 +322,6 @@ def assert_launched(q, k, v, do, causal=False, scale=None) -> None:
     exact = Exact(q, k, v, do, causal, scale)
     for found in launched(exact, q, k, v, do, causal):
         assert_gradients(found, exact)
-
-
-SIZES = [(n, n) for n in (1, 15, 16, 17, 65)] + [(1, 20), (20, 1), (40, 17), (17, 40)]
-EACH_SIZE = [(FP32, *size) for size in SIZES] + [(FP32, 127, 127)]
-EACH_SIZE += [(FP16, 17, 40), (FP16, 65, 33), (FP16, 15, 1)]
-EACH_SIZE += [(BF16, 17, 40), (BF16, 40, 17), (BF16, 1, 15)]
 
 
 @each_causal

@@ -148,7 +148,7 @@ MUTANTS = {
         "earlier rounds forgotten": ("return first + (latest", "return (latest"),
         "not round": ("(latest + count - (item - first)) % count", "item - first"),
         "more than there are": ("gl.minimum(tile // shift, count - 1)", "tile // shift"),
-        "backs that see nothing": (" // 2) - unseen, 0)", " // 2), 0)"),
+        "backs that see nothing": ("gl.maximum(first - unseen, 0)", "first"),
         "fronts that see nothing": ("gl.minimum(last, seen)", "last"),
         "the middle has no back": ("gl.minimum(last, blocks // 2 - 1)", "last"),
         "both first": ("wait // back_each + 1)", "wait // back_each)"),

@@ -123,7 +123,7 @@ def test_a_configuration_that_does_not_fit_is_passed_over(gpu, monkeypatch):
     ]
     assert asked == 2 * [((8, 0), FP16, 64, "as told")]
     gpu.too_large |= {small}
-    with pytest.raises(RuntimeError, match="no gradient of attention fits this GPU"):
+    with pytest.raises(RuntimeError, match="no plan of attention fits this GPU"):
         launch(X, causal=False, scale=2.0)
 
 

@@ -9,8 +9,8 @@ items begin at different tiles: without a mask the x-th of a head's items in thi
 tile x shift, and comes round; causal, front blocks go from their first tile to the last, back
 blocks from the last to their first. Items of an earlier round come before.
 
-Such a schedule is called shift, and symmetric shift, by Qiang et al., "DASH: Deterministic
-Attention Scheduling for High-throughput Reproducible LLM Training" (2026).
+Shifted starts are described by Qiang et al., "DASH: Deterministic Attention Scheduling for
+High-throughput Reproducible LLM Training" (2026).
 """
 
 import helpers.device  # noqa: F401  sets Triton's mode before anything loads Triton
@@ -82,7 +82,7 @@ def adders_before(tile, g, item, back, first, last, sizes, TILE_Q: gl.constexpr,
     tiles, blocks, ratio = gl.cdiv(queries, TILE_Q), gl.cdiv(keys, KEYS), KEYS // TILE_Q
     # Front blocks of items up to `seen` are visible in this tile, back ones from `unseen` on.
     seen, unseen = tile // ratio, gl.maximum(blocks - 1 - tile // ratio, 0)
-    earlier = gl.minimum(first, seen + 1) + gl.maximum(gl.minimum(first, blocks // 2) - unseen, 0)
+    earlier = first + gl.maximum(first - unseen, 0)  # front blocks of all, back ones of some
     # The step of item x's front block at this tile is front - x front_each; likewise its back's.
     front, front_each = g * tiles + tile, ratio * (g + 1)
     back_steps = tiles - ratio * (blocks - 1)

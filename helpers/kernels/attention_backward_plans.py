@@ -15,10 +15,10 @@ from helpers.kernels.attention_backward import (
 )
 from helpers.kernels.attention_backward_deal import shift_of
 from helpers.kernels.attention_backward_hopper import launch_one_pass
-from helpers.kernels.attention_plans import SMALLEST, WIDTHS, has_descriptor
+from helpers.kernels.attention_plans import SMALLEST, WIDTHS, has_descriptor, launch_first
 from helpers.kernels.attention_tiles import Config
 from helpers.kernels.matmul_persistent import UNIT_BYTES, sms
-from helpers.kernels.matmul_plans import OutOfResources, precision
+from helpers.kernels.matmul_plans import precision
 
 INTERPRETED = Config(64, 64)  # few steps: each takes milliseconds
 # By the width of a head: the least of these that holds it. For dK and dV, then for dQ.
@@ -104,13 +104,8 @@ def _launch(launch: Callable, which: int, tensors: tuple, causal: bool, scale: f
         return
     capability = torch.cuda.get_device_capability(q.device)
     multiplied = precision(q.dtype, q.device)
-    for config in configs(capability, q.dtype, q.shape[3], multiplied)[which]:
-        try:
-            launch(*tensors, config, causal, scale, multiplied)
-        except OutOfResources:  # nothing was launched
-            continue
-        return
-    raise RuntimeError(f"no gradient of attention fits {torch.cuda.get_device_name(q.device)}")
+    found = configs(capability, q.dtype, q.shape[3], multiplied)[which]
+    launch_first(launch, tensors, found, causal, scale, multiplied)
 
 
 def configs(capability: tuple[int, int], dtype: torch.dtype, dim: int, precision: str) -> tuple:

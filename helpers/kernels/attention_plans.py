@@ -1,5 +1,7 @@
 """Which attention kernel runs, and with which tiles: by the GPU's generation, dtype and shape."""
 
+from collections.abc import Callable, Sequence
+
 import helpers.device  # noqa: F401  sets Triton's mode before anything loads Triton
 
 # isort: split
@@ -44,13 +46,23 @@ def launch_attention(q, k, v, o, causal: bool, scale: float, lse=None) -> None:
             launch_hopper(q, k, v, o, config, causal, scale, mixed, lse)
             return
         multiplied = precision(q.dtype, q.device)
-        for config in configs(capability, q.dtype, q.shape[3], multiplied):
-            try:
-                launch_tiles(q, k, v, o, config, causal, scale, multiplied, lse)
-            except OutOfResources:  # nothing was launched
-                continue
-            return
-    raise RuntimeError(f"no plan of attention fits {torch.cuda.get_device_name(q.device)}")
+        found = configs(capability, q.dtype, q.shape[3], multiplied)
+        launch_first(launch_tiles, (q, k, v, o), found, causal, scale, multiplied, lse)
+
+
+def launch_first(launch: Callable, tensors: tuple, found: Sequence[Config], *choices) -> None:
+    """launch(*tensors, config, *choices) with the first configuration that there is room for.
+
+    RuntimeError where none fits.
+    """
+    for config in found:
+        try:
+            launch(*tensors, config, *choices)
+        except OutOfResources:  # nothing was launched
+            continue
+        return
+    gpu = torch.cuda.get_device_name(tensors[0].device)
+    raise RuntimeError(f"no plan of attention fits {gpu}")
 
 
 def has_descriptor(x: torch.Tensor) -> bool:
