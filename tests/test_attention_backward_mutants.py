@@ -22,7 +22,17 @@ from helpers.kernels import (
     attention_tiles,
 )
 from helpers.kernels.attention_tiles import Config
-from tests.test_attention import BF16, DEVICE, FENCE, FP16, FP32, INF, NAN
+from tests.test_attention import (
+    BF16,
+    DEVICE,
+    FENCE,
+    FP16,
+    FP32,
+    INF,
+    NAN,
+    by_token,
+    lies_as,
+)
 from tests.test_attention_backward import (
     LOG2_E,
     Exact,
@@ -134,12 +144,12 @@ def check_lse(modules) -> None:
 
 def check_public(modules) -> None:
     module = modules["attention"]
-    q, k, v, do = all_operands(20, 19, 9)
+    q, k, v, do = all_operands(20, 19, 9, heads=2)
     for scale, causal in ((None, True), (-0.5, False), (0, False)):
-        x = q.mT.contiguous().mT, k, v, do.mT.contiguous().mT
+        x = by_token(q), k.mT.contiguous().mT, v, do.mT.contiguous().mT
         found = autograd(module.flash_attention, *x, causal, scale)
         assert_gradients(found, *x, causal, scale)
-        assert all(y.is_contiguous() for y in found)
+        assert all(map(lies_as, found, x))
     x = [torch._neg_view(q), k, torch._neg_view(v), torch._neg_view(do)]
     found = autograd(module.flash_attention, *x)
     assert_gradients(found, *(y.resolve_neg() for y in x))
@@ -678,7 +688,8 @@ MUTANTS = {
         "causal not kept": ("ctx.choices = causal, scale", "ctx.choices = False, scale"),
         "always causal": ("ctx.choices = causal, scale", "ctx.choices = True, scale"),
         "all or nothing": ("if wanted else None", "if True else None"),
-        "laid out as their inputs": (", memory_format=torch.contiguous_format", ""),
+        "laid out as their inputs": ("empty_as(x) if", "torch.empty_like(x) if"),
+        "laid out head by head": ("empty_as(x) if", "x.new_empty(x.shape) if"),
         "k's and v's gradients exchanged": ("return dq, dk, dv\n", "return dq, dv, dk\n"),
         "a copy of q kept": (
             "save_for_backward(q, k, v, o, lse)",

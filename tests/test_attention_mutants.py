@@ -27,6 +27,8 @@ from tests.test_attention import (
     INF,
     NAN,
     assert_attention,
+    by_token,
+    lies_as,
     operands,
     surrounded,
     weights,
@@ -86,9 +88,10 @@ def check_public(modules) -> None:
     module = modules["attention"]
     q, k, v = operands(20, 19, 9, kv_heads=1)
     for scale, causal in ((None, True), (0.7, False), (-0.5, True), (0, False), (1e-60, True)):
-        o = module.flash_attention(q.mT.contiguous().mT, k, v, causal, scale)
-        assert_attention(o, q, k, v, causal, scale)
-        assert o.is_contiguous()
+        for x in (q.mT.contiguous().mT, by_token(q)):
+            o = module.flash_attention(x, k, v, causal, scale)
+            assert_attention(o, q, k, v, causal, scale)
+            assert lies_as(o, x)
     negated = [*map(torch._neg_view, (q, k, v))]
     for place in range(3):
         x = [q, k, v]
@@ -292,7 +295,8 @@ MUTANTS = {
         "launched without a result": ("if not o.numel():", "if False:"),
         "launched without keys": ("if not k.numel():", "if False:"),
         "whatever there was without keys": ("        o.zero_()\n", ""),
-        "laid out as q": (", memory_format=torch.contiguous_format", ""),
+        "laid out as q": ("o = empty_as(q)", "o = torch.empty_like(q)"),
+        "laid out head by head": ("o = empty_as(q)", "o = q.new_empty(q.shape)"),
     },
     "reference": {
         "scale forgotten": ("k.transpose(-2, -1) * _scale(q, scale)", "k.transpose(-2, -1)"),

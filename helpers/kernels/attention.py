@@ -10,7 +10,7 @@ import numbers
 import torch
 
 from helpers.kernels.attention_backward_plans import launch_attention_backward
-from helpers.kernels.attention_plans import launch_attention
+from helpers.kernels.attention_plans import empty_as, launch_attention
 from helpers.kernels.contract import apply, checked
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -56,7 +56,8 @@ def flash_attention(
 
     q: (batch, heads, queries, dim); k, v: (batch, kv heads, keys, dim), of which heads / kv heads
     neighbouring heads of q share one (grouped-query attention). fp32, fp16 or bf16 (else
-    TypeError), computed in fp32, dim up to 256, any lengths and strides; the result is contiguous.
+    TypeError), computed in fp32, dim up to 256, any lengths and strides. The result is dense: in
+    memory token by token where q is, else head by head; so is each gradient, after its tensor.
     causal: query i sees keys 0 to i, also where there are more keys than queries, as PyTorch's
     is_causal has it. scale: by default 1/√dim. A query that sees no key, or only scores of -inf,
     gets 0. NaN and +inf spread as in the formula, except that a causal query need not read the keys
@@ -80,7 +81,7 @@ def flash_attention(
 class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, causal, scale, grad_enabled):
-        o = torch.empty_like(q, memory_format=torch.contiguous_format)
+        o = empty_as(q)
         lse = None
         if grad_enabled and any(ctx.needs_input_grad):
             lse = q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -102,8 +103,7 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, o, lse, do, needed, causal, scale):
         dq, dk, dv = (
-            torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
-            for x, wanted in zip((q, k, v), needed, strict=True)
+            empty_as(x) if wanted else None for x, wanted in zip((q, k, v), needed, strict=True)
         )
         launch_flash_attention_backward(q, k, v, o, lse, do, dq, dk, dv, causal, scale)
         return dq, dk, dv

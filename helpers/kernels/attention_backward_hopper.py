@@ -218,7 +218,7 @@ def attention_backward_hopper_kernel(
 def launch_one_pass(
     q, k, v, o, lse, do, dq_sum, dk, dv, causal=False, scale=1.0, in_turn=True
 ) -> None:
-    """dq / scale in dq_sum, fp32 and contiguous; and dk and dv.
+    """dq / scale in dq_sum, fp32, its rows dense; and dk and dv.
 
     In 16 bits, on a GPU of compute capability 9.0, for heads of up to 128 and tensors of which
     `attention_plans.has_descriptor` holds; otherwise as `attention_backward`. in_turn: False adds

@@ -15,7 +15,7 @@ from helpers.kernels.attention_backward import (
 )
 from helpers.kernels.attention_backward_deal import shift_of
 from helpers.kernels.attention_backward_hopper import launch_one_pass
-from helpers.kernels.attention_plans import SMALLEST, WIDTHS, has_descriptor, launch_first
+from helpers.kernels.attention_plans import SMALLEST, WIDTHS, empty_as, has_descriptor, launch_first
 from helpers.kernels.attention_tiles import Config
 from helpers.kernels.matmul_persistent import UNIT_BYTES, sms
 from helpers.kernels.matmul_plans import precision
@@ -27,7 +27,7 @@ SIXTEEN_BITS = (
     {64: Config(64, 64, 4, 2), 128: Config(64, 64, 8, 2), 256: Config(64, 32, 8, 1)},
 )
 HOPPER = (
-    {64: Config(64, 64, 4, 2), 128: Config(64, 64, 8, 2), 256: Config(64, 32, 8, 1)},
+    {64: Config(64, 64, 4, 2), 128: Config(32, 128, 8, 3), 256: Config(64, 32, 8, 1)},
     {64: Config(64, 64, 4, 2), 128: Config(64, 64, 4, 2), 256: Config(64, 64, 8, 2)},
 )
 BLACKWELL = HOPPER[0] | {64: Config(64, 64, 8, 2), 128: Config(64, 64, 8, 1)}, HOPPER[1]
@@ -81,11 +81,8 @@ def in_one_pass(q: torch.Tensor, k: torch.Tensor, causal: bool) -> bool:
 
 def _launch_one_pass(q, k, v, o, lse, do, dq, dk, dv, causal: bool, scale: float) -> None:
     q, k, v, do = (x if has_descriptor(x) else _copied(x) for x in (q, k, v, do))
-    dq_sum = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    written = [
-        x if has_descriptor(x) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        for x in (dk, dv)
-    ]
+    dq_sum = empty_as(dq, torch.float32)
+    written = [x if has_descriptor(x) else empty_as(x) for x in (dk, dv)]
     launch_one_pass(q, k, v, o, lse, do, dq_sum, *written, causal, scale)
     torch.mul(dq_sum, scale, out=dq)
     for x, found in zip((dk, dv), written, strict=True):

@@ -65,6 +65,18 @@ def launch_first(launch: Callable, tensors: tuple, found: Sequence[Config], *cho
     raise RuntimeError(f"no plan of attention fits {gpu}")
 
 
+def empty_as(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Dense, of x's shape (batch, heads, sequence, dim), and x's dtype unless another is given.
+
+    Token by token in memory where x is, as a model's projections have it: otherwise what comes next
+    would copy. Else head by head.
+    """
+    batch, heads, sequence, dim = x.shape
+    if x.stride(1) < x.stride(2):
+        return x.new_empty((batch, sequence, heads, dim), dtype=dtype).transpose(1, 2)
+    return x.new_empty(x.shape, dtype=dtype)
+
+
 def has_descriptor(x: torch.Tensor) -> bool:
     """True when the TMA can read and write x (batch, heads, sequence, dim) as it is.
 
