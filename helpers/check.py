@@ -1,10 +1,19 @@
-"""Compare a result with a reference; check an exercise."""
+"""Compare a result with a reference; check an exercise.
 
+python -m helpers.check            the exercises, those that you have solved, and the next one
+python -m helpers.check 04.1       one exercise, and where it is
+python -m helpers.check --forget   start anew
+"""
+
+import argparse
 import importlib
 import math
+import sys
 from collections.abc import Callable
 
 import torch
+
+from helpers import progress
 
 # Relative error ‖actual - expected‖ / ‖expected‖ that rounding alone explains, with some room.
 TOLERANCE = {
@@ -15,28 +24,7 @@ TOLERANCE = {
 }
 
 # Exercise -> "module:function". The function raises AssertionError with a hint for a wrong answer.
-EXERCISES = {
-    "01.1": "helpers.exercises.specs:rebuilt_peaks",
-    "02.1": "helpers.exercises.benchmarking:repaired_benchmarks",
-    "03.1": "helpers.exercises.roofline:bound_by",
-    "04.1": "helpers.exercises.fusion:traffic",
-    "04.2": "helpers.exercises.recomputation:three_sigmoids",
-    "05.1": "helpers.exercises.cuda_gelu:global_index",
-    "05.2": "helpers.exercises.cuda_gelu:repaired_gelu",
-    "06.1": "helpers.exercises.memory:predicted_sectors",
-    "06.2": "helpers.exercises.memory:tiled_transpose",
-    "07.1": "helpers.exercises.triton_gelu:launched_kernels",
-    "07.2": "helpers.exercises.triton_gelu:written_gelu",
-    "07.3": "helpers.exercises.triton_gelu:three_sigmoids",
-    "08.1": "helpers.exercises.softmax:manual_traffic",
-    "08.2": "helpers.exercises.merge:merge",
-    "08.3": "helpers.exercises.triton_softmax:wide_softmax",
-    "09.1": "helpers.exercises.grouped_order:grouped_order",
-    "10.1": "helpers.exercises.wave_steps:expected_teeth",
-    "10.2": "helpers.exercises.wave_steps:next_step",
-    "11.1": "helpers.exercises.attention_loop:attention_steps",
-    "12.1": "helpers.exercises.attention_gradient:attention_gradients",
-}
+EXERCISES = {exercise: rung.checker for exercise, rung in progress.LADDER.items()}
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -92,11 +80,12 @@ def check_exercise(exercise: str, *answers: Callable) -> bool | None:
     """Print one line on an exercise: not attempted yet, correct, or a hint at what is wrong.
 
     Returns True, also where this machine cannot check it; False; or None while a stub still raises
-    NotImplementedError.
+    NotImplementedError. Whether an answer is correct is remembered as the reader's progress
+    (`helpers.progress`), but not of one whose name begins with "solution".
     ValueError for an exercise that does not exist.
     """
     if exercise not in EXERCISES:
-        raise ValueError(f"there is no exercise {exercise!r}; there are {sorted(EXERCISES)}")
+        raise ValueError(_unknown(exercise))
     module, function = EXERCISES[exercise].split(":")
     checker = getattr(importlib.import_module(module), function)
     try:
@@ -110,11 +99,48 @@ def check_exercise(exercise: str, *answers: Callable) -> bool | None:
         print(f"Exercise {exercise}: it cannot be checked on this machine: {reason}")
         return True
     except AssertionError as hint:
-        print(f"Exercise {exercise}: not yet. {hint}")
-        return False
+        said = str(hint) or "An assert in it fails."
     except (Exception, SystemExit) as error:
         # The answer's own mistake: name it, do not stop the notebook.
-        print(f"Exercise {exercise}: not yet. It raises {type(error).__name__}: {error}")
-        return False
-    print(f"Exercise {exercise}: correct.")
-    return True
+        said = f"It raises {type(error).__name__}: {error}"
+    else:
+        said = ""
+    print(f"Exercise {exercise}: {f'not yet. {said}' if said else 'correct.'}")
+    names = [str(getattr(answer, "__name__", "")) for answer in answers]
+    if not any(name.lower().startswith("solution") for name in names):
+        progress.remember(exercise, accepted=not said)
+    return not said
+
+
+def _unknown(exercise: str) -> str:
+    return f"There is no exercise {exercise!r}; there are {', '.join(EXERCISES)}."
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m helpers.check",
+        description="The exercises, and which of them you have solved.",
+    )
+    parser.add_argument("exercise", nargs="?", help="show this one, and where it is: 04.1")
+    parser.add_argument("--forget", action="store_true", help="start anew: all are open")
+    given = parser.parse_args(arguments)
+    if given.forget:
+        try:
+            progress.forget()
+        except OSError as error:
+            print(f"What was remembered cannot be removed: {error}", file=sys.stderr)
+            return 1
+        print("Forgotten: all exercises are open.")
+    elif given.exercise is None:
+        progress.show()
+    elif given.exercise in EXERCISES:
+        progress.describe(given.exercise)
+    else:
+        print(_unknown(given.exercise), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

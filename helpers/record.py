@@ -1,8 +1,9 @@
 """Re-run the notebooks and keep what they show: `python -m helpers.record [NUMBER ...]`.
 
 The executed notebooks replace those in notebooks/, in a normal form that leaves a diff worth
-reading, and the numbers that they recorded go to data/measurements/<device>.json. Nothing is
-injected into a notebook: the profile is full, or that of the environment variable LECTURES_PROFILE.
+reading, and the numbers that they recorded go to data/measurements/<device>.json; those of the
+reference machine renew the verdicts of data/lecture_map.csv. Nothing is injected into a notebook:
+the profile is full, or that of the environment variable LECTURES_PROFILE.
 """
 
 import argparse
@@ -74,11 +75,12 @@ def keep(run: Path, stems: list[str], notebooks: Path, slug: str) -> Path:
 
 def record(chosen: list[str], notebooks: Path, keep_going: bool) -> int:
     """Run the chosen notebooks and keep the results. Returns the exit status, as `helpers.run`."""
-    from helpers import device, results, run, run_folder
+    from helpers import device, results, run, run_folder, verdicts
 
     os.environ.setdefault("LECTURES_PROFILE", "full")
     slug, profile = device.slug(), device.profile()
     if slug == results.REFERENCE:
+        os.environ["LECTURES_PROGRESS"] = ""  # nobody's
         os.environ["LECTURES_REFERENCE"] = ""  # its own past is not what it is compared with
     if slug != "cpu" and profile != "full":
         raise Refused(f"LECTURES_PROFILE is {profile}: numbers of a GPU are recorded at full size")
@@ -95,6 +97,8 @@ def record(chosen: list[str], notebooks: Path, keep_going: bool) -> int:
             f"(--keep-going records the others)"
         )
     measurements = keep(folder, good, notebooks, slug)
+    if good and slug == results.REFERENCE:
+        verdicts.rewrite()
     print(f"Recorded {', '.join(good) or 'nothing'}; numbers in {measurements}")
     return exit_status
 

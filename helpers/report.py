@@ -1,11 +1,11 @@
-"""The report of a run: index.html with every notebook's status, numbers and executed pages."""
+"""The report of a run: index.html, a page that stands alone, and results.json beside it."""
 
 import html
 from pathlib import Path
 
 import jinja2
 
-from helpers import device, results, run_folder
+from helpers import device, machines, report_records, results, run_folder, specs
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
@@ -33,34 +33,117 @@ def summary(entries: list[dict]) -> str:
     )
 
 
-def write(run: Path, convert: bool = False) -> Path:
-    """Write the folder's index.html from what lies in it and return its path.
-
-    `convert` also makes a page of each executed notebook, where nbconvert is installed.
-    """
-    status = run_folder.read_status(run)
-    entries = [entry for _, entry in sorted(status["notebooks"].items())]
-    notice = convert_notebooks(run, entries) if convert else ""
+def render(template: str, **content: object) -> str:
+    """One of the templates, filled in; texts are escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("report.html").render(
-        run=run.name,
+    return environment.get_template(template).render(content)
+
+
+def write(run: Path, convert: bool = False, pictures: bool = False) -> Path:
+    """Write the folder's results.json and index.html from what lies in it; return the page's path.
+
+    `convert` also makes a page of each executed notebook, where nbconvert is installed. `pictures`
+    draws the run's curves and the scoreboard, which takes seconds: for the end of a run.
+    """
+    status = run_folder.read_status(run)
+    entries = [entry for _, entry in sorted(status["notebooks"].items())]
+    records, notices = machines.gather(run / "records")
+    content = report_records.described(run.name, records, status["profile"])
+    try:
+        report_records.write(run, content)
+    except OSError as error:
+        notices.append(f"{report_records.FILE} cannot be written: {error.strerror}.")
+    notices += filter(None, [convert_notebooks(run, entries) if convert else ""])
+    own = report_records.machine(run, records)
+    shown = _drawn(own) if pictures and records else {}
+    page = render(
+        "report.html",
+        **{key: value for key, value in content.items() if key != "records"},
+        **shown,
+        pending=bool(records) and not pictures,
+        tiles=glance(own),
         facts=device.facts(status["profile"]),
-        notice=notice,
+        notices=notices,
         notebooks=[
             entry
             | {"where": where(entry), "links": links(run, entry), "table": comparison(run, entry)}
             for entry in entries
         ],
         passed=sum(entry["status"] == "passed" for entry in entries),
+        minutes=sum(entry["seconds"] for entry in entries) / 60,
     )
     index = run / "index.html"
     index.write_text(page, encoding="utf-8")
     return index
+
+
+def glance(own: machines.Machine) -> list[dict]:
+    """The few numbers that describe a machine: {"name", "value", "unit", "note"}."""
+    try:
+        gpu = specs.this_gpu() if own.device == device.device_name() else specs.find(own.device)
+        found = [("copy in memory", own.copy_gb_per_s(), "GB/s", gpu and gpu.memory_gb_per_s)]
+        half = "bfloat16" if own.matmul_tflop_per_s("bfloat16") else "float16"
+        for name, dtype in ((half, half), ("fp32", "float32")):
+            sheet = gpu and gpu.peak_tflop_per_s(dtype)
+            name = name.replace("bfloat", "bf").replace("float", "fp")
+            found.append((f"{name} matmul", own.matmul_tflop_per_s(dtype), "TFLOP/s", sheet))
+        speeds = [
+            record["value"]
+            for record in own.records
+            if record["op"] == "flash_attention" and record["unit"] == "TFLOP/s"
+        ]
+        found.append(("our FlashAttention", max(speeds, default=None), "TFLOP/s", None))
+    except Exception:  # an odd GPU: the page does without
+        return []
+    return [
+        {
+            "name": name,
+            "value": _digits(value if value >= 1 else value * 1000),
+            "unit": unit if value >= 1 else unit.replace("G", "M").replace("T", "G"),
+            "note": sheet and f"{value / sheet:.0%} of the datasheet's {sheet:,.4g}",
+        }
+        for name, value, unit, sheet in found
+        if value
+    ]
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _drawn(own: machines.Machine) -> dict:
+    """What takes seconds: the pictures and the scoreboard, or a sentence in the place of each."""
+    recorded = machines.recorded(results.REFERENCE) if results.REFERENCE else None
+    try:
+        from helpers import report_figures
+
+        drawn = {
+            "pictures": list(report_figures.pictures(own, recorded)),
+            "sources": report_figures.sources(own, recorded),
+        }
+    except Exception as error:  # such as a matplotlib that cannot be loaded
+        drawn = {"pictures": [{"title": "Curves", "problem": _cannot("The curves", error)}]}
+    try:
+        from helpers import scoreboard
+
+        beside = [machines.lecture(), recorded, own]
+        table = scoreboard.scoreboard_table([machine for machine in beside if machine])
+        return drawn | {"scoreboard": _html(table, index=True)}
+    except Exception as error:
+        return drawn | {"scoreboard": f"<p>{html.escape(_cannot('The scoreboard', error))}</p>"}
+
+
+def _cannot(what: str, error: Exception) -> str:
+    return f"{what} cannot be shown: {type(error).__name__}: {error}"
+
+
+def _html(frame, index: bool = False) -> str:
+    return frame.to_html(index=index, border=0, na_rep="", float_format="{:.4g}".format)
 
 
 def links(run: Path, entry: dict) -> list[dict]:
@@ -85,13 +168,9 @@ def comparison(run: Path, entry: dict) -> str:
     """The notebook's numbers beside the lecture's and the H200's, as an HTML table; "" for none."""
     try:
         records = results.load(run_folder.paths(run, entry["notebook"])["records"])
-        if not records:
-            return ""
-        frame = results.compare(records)
-        return frame.to_html(index=False, border=0, na_rep="", float_format="{:.4g}".format)
+        return _html(results.compare(records)) if records else ""
     except Exception as error:  # one notebook's odd records must not cost the report
-        reason = html.escape(f"{type(error).__name__}: {error}")
-        return f"<p>The recorded numbers cannot be shown: {reason}</p>"
+        return f"<p>{html.escape(_cannot('The recorded numbers', error))}</p>"
 
 
 def convert_notebooks(run: Path, entries: list[dict]) -> str:

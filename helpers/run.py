@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from helpers import device, engine, execute, report, run_folder, toolchain
+from helpers import device, engine, execute, report, report_compare, run_folder, toolchain
 from helpers.engine import NotebookNode
 from helpers.run_folder import Refused
 
@@ -28,9 +28,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="set a parameter in the notebooks that have it")  # fmt: skip
     add("--timeout", metavar="MINUTES", help="limit of one notebook (smoke: 10, full: 20)")
     add("--resume", action="store_true", help="continue the newest run: skip what is finished")
-    add("--no-pages", action="store_true", help="leave out the executed notebooks' HTML pages")
+    add("--no-pages", action="store_true", help="make no HTML pages of notebooks, draw no curves")
     add("--output", type=Path, metavar="DIR", help="default: runs/<device>-<date>")
     add("--notebooks", type=Path, metavar="DIR", default=run_folder.ROOT / "notebooks")
+    add("--compare", nargs=2, metavar=("A", "B"),
+        help="run nothing: compare runs' folders, results.json, recorded, lecture")  # fmt: skip
     return parser.parse_args(arguments)
 
 
@@ -192,6 +194,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line. Returns the exit status: 0, 1 (a failure), 2 (refused) or 130."""
     options = parse(arguments)
     try:
+        if options.compare:
+            return report_compare.main(*options.compare, options.output)
         paths = choose(options.chosen, options.notebooks)
         notebooks = {path: engine.read(path) for path in paths}
         given = {name: engine.parameter_value(text) for name, text in options.parameters}
@@ -216,7 +220,8 @@ def main(arguments: list[str] | None = None) -> int:
         entries, interrupted = run_all(
             notebooks, parameters, profile, folder, limit_minutes, environment
         )
-        page = report.write(folder, convert=not (interrupted or options.no_pages))
+        whole = not (interrupted or options.no_pages)
+        page = report.write(folder, convert=whole, pictures=whole)
     except OSError as error:
         print(f"helpers.run: {folder} can no longer be written: {error}", file=sys.stderr)
         return 1

@@ -1,5 +1,7 @@
 """What several test files need."""
 
+import dataclasses
+import functools
 import inspect
 import sys
 
@@ -16,6 +18,8 @@ def pytest_collection_finish():
     if interpreter and interpreting():
         remember_builtins(interpreter)
         remember_types(interpreter)
+        remember_functions(interpreter)
+        leave_out_what_is_discarded(interpreter)
 
 
 def remember_builtins(interpreter) -> None:
@@ -65,6 +69,59 @@ def remember_types(interpreter) -> None:
 
     tensor.__init__, block_type.__init__ = init_tensor, init_block_type
     interpreter._get_np_dtype = get_np_dtype
+
+    dtype, semantic = interpreter.tl.dtype, interpreter.TritonSemantic
+    equals, broadcast = dtype.__eq__, semantic.broadcast_impl_value
+    dtype.__eq__ = lambda self, other: self is other or equals(self, other)
+
+    def broadcast_impl_value(self, lhs, rhs):
+        blocks = isinstance(lhs.type, block_type) and isinstance(rhs.type, block_type)
+        if blocks and lhs.type.shape.values == rhs.type.shape.values:
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    semantic.broadcast_impl_value = broadcast_impl_value
+
+
+def remember_functions(interpreter) -> None:
+    """Triton's interpreter patches triton.language once more whenever a kernel calls a function,
+    and parses a function anew for each copy of it, as mutants of a kernel are. Here a call leaves
+    what is in place, and equal texts are parsed once. Nothing else that it does changes.
+    """
+    tl, function = interpreter.tl, interpreter.InterpretedFunction
+    rewriter, own_range = interpreter.FunctionRewriter, tl.range
+    transform, trees = rewriter._transform_ast, {}
+
+    @functools.cache
+    def languages(fn) -> list:
+        return [lang for lang in (tl, tl.core) if any(v is lang for v in fn.__globals__.values())]
+
+    def call(self, *args, **kwargs):
+        used, is_in_place = languages(self.fn), "__index__" in vars(tl.tensor)
+        if not used or not is_in_place or any(lang.range is own_range for lang in used):
+            interpreter._patch_lang(self.fn)
+        fn = self.rewrite()
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
+
+    def transform_ast(self, source):
+        if (key := (source, self.def_file_lineno)) not in trees:
+            trees[key] = transform(self, source)
+        return trees[key]
+
+    function.__call__, rewriter._transform_ast = call, transform_ast
+
+
+def leave_out_what_is_discarded(interpreter) -> None:
+    """Triton's interpreter computes each sum, difference and product of integers a second time, in
+    64 bits, to see whether it overflows, and does not look at the answer unless it debugs: a fifth
+    of a kernel's time.
+    """
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 @pytest.fixture

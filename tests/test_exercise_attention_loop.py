@@ -1,5 +1,6 @@
 """The checker of exercise 11.1 takes every honest loop, and says what is wrong with another."""
 
+import functools
 import itertools
 import math
 import re
@@ -139,23 +140,26 @@ def products_side_by_side(q, tiles):
         yield m, total, o
 
 
+def padded_to_64_keys(q, tiles):
+    def padded():
+        for k, v, visible in tiles:
+            rest = max(0, 64 - len(k))
+            k, v = (torch.nn.functional.pad(each, (0, 0, 0, rest)) for each in (k, v))
+            yield k, v, torch.nn.functional.pad(visible, (0, rest))
+
+    return products_side_by_side(q, padded())
+
+
 RIGHT = (
     *(solution, exp2_with_the_scale_folded, in_place, row_by_row_in_numbers),
     *(rescaled_only_where_it_matters, merged_with_the_tile_s_state, through_the_logarithm),
-    *(hidden_tiles_not_looked_at, products_side_by_side),
+    *(hidden_tiles_not_looked_at, products_side_by_side, padded_to_64_keys),
 )
 
 
 @pytest.mark.parametrize("right", RIGHT, ids=lambda right: right.__name__)
 def test_right_loops(capsys, right):
     assert verdict(capsys, "11.1", right) == "correct."
-
-
-def test_the_stub_is_not_attempted(capsys):
-    def attention_steps(q, tiles):
-        raise NotImplementedError
-
-    assert verdict(capsys, "11.1", attention_steps) == "not attempted yet."
 
 
 # Mutants: the solution in parts, some of which are replaced
@@ -267,6 +271,17 @@ def keeps_the_tiles(q, tiles, copied=False):
 
 def keeps_copies(q, tiles):
     return keeps_the_tiles(q, tiles, copied=True)
+
+
+def keeps_clones(q, tiles):
+    """All scores and values, a tile each in a list, and two looks at them after every tile."""
+    scores, values = [], []
+    for k, v, visible in tiles:
+        s = (q @ k.T / math.sqrt(q.shape[1])).masked_fill(~visible, -INF)
+        scores, values = [*scores, s], [*values, v.clone()]
+        m = functools.reduce(torch.maximum, [s.amax(1) for s in scores])
+        p = [torch.exp(s - m.clamp(min=-1e300)[:, None]) for s in scores]
+        yield m, sum(p.sum(1) for p in p), sum(p @ v for p, v in zip(p, values, strict=True))
 
 
 def returns_the_last(q, tiles):
@@ -461,6 +476,10 @@ WRONG = {
     "keeps copies": (
         keeps_copies,
         "the values are right, but it makes a tensor of .*does not grow",
+    ),
+    "keeps clones": (
+        keeps_clones,
+        r"the values are right, but after 64 tiles it has \d+ tensors more than after 33: what is",
     ),
     "returns the last": (returns_the_last, "takes tile 2 before it has yielded"),
     "returns the first": (returns_the_first, "it returns tuple: with `yield` in its loop it is a"),

@@ -14,14 +14,6 @@ from helpers.exercises import memory, written_kernels
 needs_emulator = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
-@pytest.mark.parametrize("exercise", ["06.1", "06.2"])
-def test_stubs_are_not_attempted(capsys, exercise):
-    def stub(*_):
-        raise NotImplementedError
-
-    assert verdict(capsys, exercise, stub) == "not attempted yet."
-
-
 # 06.1: s, o, b: stride, offset, element_bytes
 
 

@@ -280,6 +280,16 @@ class InNumpy(torch.autograd.Function):
         return from_x(grad_output, torch.from_numpy(ctx.x))
 
 
+def beside_x(make):
+    """Saves x, and on ctx what make(x) is."""
+
+    def save(ctx, x, y):
+        ctx.save_for_backward(x)
+        ctx.beside = make(x)
+
+    return made(save, from_x)
+
+
 def lacking(*missing):
     """The gradient without some of the three slopes."""
     return wrong(
@@ -317,6 +327,19 @@ WRONG_SIGMOIDS = {
         "keeps 3 tensors",
     ),
     "x on ctx": (by_attribute("x", lambda x, y: x, from_x), r"ctx\.x holds a tensor"),
+    "x on ctx, in a list of pieces": (
+        by_attribute(
+            "pieces",
+            lambda x, y: [piece.clone() for piece in x.reshape(-1).split(64)],
+            lambda g, pieces: from_x(g, torch.cat(pieces).view(g.shape)),
+        ),
+        r"ctx\.pieces holds a tensor, whole or in parts",
+    ),
+    "numbers on ctx beside x": (beside_x(lambda x: x.tolist()), r"ctx\.beside holds a tensor"),
+    "NumPy on ctx beside x": (
+        beside_x(lambda x: x.detach().numpy().copy()),
+        r"ctx\.beside holds a tensor",
+    ),
     "s1 on ctx, in a list": (
         by_attribute("saved", lambda x, y: [sigmoids(x)[0]], lambda g, s: from_s1(g, *s)),
         r"ctx\.saved holds a tensor",

@@ -61,7 +61,7 @@ def in_times(op, shape, dtype, gpu):
 
 
 @pytest.mark.parametrize("right", [solution, answer(), in_times])
-def test_what_answers_it(right, capsys):
+def test_right_answers(right, capsys):
     assert check_exercise("03.1", right) is True
     assert capsys.readouterr().out == "Exercise 03.1: correct.\n"
 
@@ -371,16 +371,9 @@ def takes_too_few_arguments(op, shape):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_does_not_answer_it(name, capsys):
+def test_wrong_answers(name, capsys):
     assert check_exercise("03.1", WRONG[name]) is False
     assert "Exercise 03.1: not yet." in capsys.readouterr().out
-
-
-def test_the_stub_is_not_attempted(capsys):
-    def bound_by(op, shape, dtype, gpu):
-        raise NotImplementedError
-
-    assert check_exercise("03.1", bound_by) is None
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -396,3 +389,4 @@ def test_the_hint_names_the_case(capsys):
     check_exercise("03.1", WRONG["sparse_peaks"])
     hint = capsys.readouterr().out
     assert "compute-bound, not 'memory'" in hint and "matmul (" in hint
+    assert "it has 300 FLOPs a byte, and the ridge is at 206" in hint

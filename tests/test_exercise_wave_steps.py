@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from verdicts import verdict
 
 from helpers import specs
@@ -18,15 +19,6 @@ A100, H200, RTX_4080 = map(specs.get, ("A100 SXM4 80GB", "H200 SXM", "RTX 4080")
 @pytest.fixture(autouse=True)
 def no_gpu_at_hand(monkeypatch):
     monkeypatch.setattr(specs, "this_gpu", lambda: None)  # an H200 then stands for it
-
-
-def stub(*_):
-    raise NotImplementedError
-
-
-@pytest.mark.parametrize("answers", [("10.1", stub, stub), ("10.2", stub)])
-def test_stubs_are_not_attempted(capsys, answers):
-    assert verdict(capsys, *answers) == "not attempted yet."
 
 
 def tflop_per_s(n, ms):
@@ -77,6 +69,8 @@ def teeth_of(waves_of, steps=lambda new, old: new > old):
         lambda *at: set(solution_teeth(*at)),
         lambda *at: solution_teeth(*at)[::-1],
         lambda *at: iter(solution_teeth(*at)),
+        lambda *at: torch.tensor(solution_teeth(*at)),
+        lambda *at: list(torch.tensor(solution_teeth(*at), dtype=torch.int64)),
     ],
 )
 def test_right_teeth(capsys, right):
@@ -88,6 +82,7 @@ def test_right_teeth(capsys, right):
     [
         lambda n, ms: 2e-9 * n**3 / ms,
         lambda n, ms: np.float64(2 * n * n * n / 1e12 / (ms * 1e-3)),
+        lambda n, ms: torch.tensor(2e-9 * n**3 / ms),
     ],
 )
 def test_right_rates(capsys, right):
@@ -360,6 +355,7 @@ def test_next_steps_by_hand():
         by_bisection,
         step_of(num_waves),
         lambda *at: np.int64(solution_step(*at)),
+        lambda *at: torch.tensor(solution_step(*at)),
     ],
 )
 def test_right_steps(capsys, right):
@@ -435,6 +431,7 @@ WRONG_STEPS = {
     "None": (lambda *at: None, "needs a whole number, not None"),
     "float": (lambda *at: float(one_by_one(*at)), r"needs a whole number, not 1793\.0"),
     "True": (lambda *at: True, "needs a whole number, not True"),
+    "several": (lambda *at: torch.tensor([1793, 2561]), r"needs a whole number, not \[1793, 2561"),
     "SMs for a GPU": (lambda n, num_sms, tile, b: n + num_sms, "It raises TypeError"),
     "by heart": (lambda *at: 1793, "from n = 1793"),
 }

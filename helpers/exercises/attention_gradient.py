@@ -1,7 +1,6 @@
 """The checker of exercise 12.1: the gradients of attention by hand, tile after tile."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator
 
@@ -10,6 +9,7 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from helpers.exercises import attention_gradient_slips as slips
 from helpers.exercises import attention_loop
+from helpers.exercises.answers import Results, assert_small_tensors
 from helpers.exercises.attention_slips import TOLERANCE
 
 NAMES = ("dq", "dk", "dv")
@@ -153,10 +153,14 @@ def _assert_frugal(answer: Callable) -> None:
         torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in (16, 16, 32, 32)
     )
     case = Case("", q, k, v, torch.ones(16, 32, dtype=torch.bool), 4, do)
-    run = functools.partial(answer, q, *case.kept(), do, iter(case.tiles()))
+    kept, tiles = case.kept(), iter(case.tiles())
+
+    def run(results: Results) -> None:
+        answer(q, *kept, do, tiles)
+
     why = "P and dS are of one tile, and never of all keys"
     plenty = case.visible.numel() // 2  # dk and dv together, or what each tile adds to dq
-    attention_loop.assert_small_tensors(run, case, plenty, why)
+    assert_small_tensors(run, str(case), plenty, why)
 
 
 class _Attention(torch.autograd.Function):

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 
+from helpers.exercises.answers import is_number, plain
 from helpers.virtual_device import VirtualDevice
 
 
@@ -97,7 +98,8 @@ def repaired_benchmarks(*answers: Callable) -> None:
             looks = list(gpu.read_while_busy)
             low_ms, high_ms = _steady_state_ms(*situation)
             assert reading_ms is not None, f"{name} returns nothing"
-            reading_ms = float(reading_ms)
+            if not is_number(reading_ms := plain(reading_ms)):
+                raise AssertionError(f"{name} has to return ms, a number, not {reading_ms!r}")
             assert gpu.spans and looks, f"{name} did not run anything, or never looked at the clock"
             if not reading_ms >= 0.99 * low_ms:  # NaN is not right either
                 raise AssertionError(

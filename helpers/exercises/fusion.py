@@ -5,12 +5,13 @@ import operator
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from numbers import Real
 
 from helpers import eager_traffic  # first: it sets Triton's mode
 
 # isort: split
 import torch
+
+from helpers.exercises.answers import is_number, plain
 
 # Name -> the function, and what it takes: t is a tensor, s a scalar.
 OPERATIONS = {
@@ -42,7 +43,7 @@ def traffic(answer: Callable) -> None:
     What the operations move one by one is counted while PyTorch runs them.
     """
     for program, outputs, n in cases():
-        given = answer(list(program), list(outputs), n)
+        given = plain(answer(list(program), list(outputs), n))
         text = "; ".join(f"{r} = {name}({', '.join(map(str, a))})" for r, name, *a in program)
         where = f"for [{text}] with outputs {', '.join(outputs)} and n = {n}"
         if not isinstance(given, (tuple, list)) or len(given) != 2:
@@ -52,10 +53,10 @@ def traffic(answer: Callable) -> None:
         fused_bytes = 4 * n * (len(inputs) + len(outputs))
         alone = "; ".join(_moves(name, tensors(a), [result]) for result, name, *a in program)
         for kind, value, expected_bytes, why in (
-            ("unfused", given[0], unfused_bytes(program, n), alone),
-            ("fused", given[1], fused_bytes, _moves("the kernel", inputs, outputs)),
+            ("unfused", plain(given[0]), unfused_bytes(program, n), alone),
+            ("fused", plain(given[1]), fused_bytes, _moves("the kernel", inputs, outputs)),
         ):
-            if isinstance(value, bool) or not isinstance(value, Real):
+            if not is_number(value):
                 raise AssertionError(f"{where} {kind} needs a number of bytes, not {value!r}")
             if value != expected_bytes:
                 if value * 4 == expected_bytes:

@@ -1,9 +1,9 @@
 """The checker of exercise 09.1: the order in which programs take the tiles of a matmul."""
 
 from collections.abc import Callable, Iterator
-from numbers import Integral
 
 from helpers import block_order
+from helpers.exercises.answers import is_whole, plain
 
 Order = list[tuple[int, int]]  # the tile of each program, as (row, column)
 
@@ -52,10 +52,9 @@ def grouped_order(answer: Callable) -> None:
 
 
 def _tile(given: object, where: str) -> tuple[int, int]:
-    numbers = given.tolist() if hasattr(given, "tolist") else given  # an array or a tensor
-    numbers = numbers if isinstance(numbers, tuple | list) else ()
-    whole = all(isinstance(each, Integral) and not isinstance(each, bool) for each in numbers)
-    if len(numbers) != 2 or not whole:
+    numbers = plain(given)
+    numbers = [plain(each) for each in numbers] if isinstance(numbers, tuple | list) else []
+    if len(numbers) != 2 or not all(map(is_whole, numbers)):
         raise AssertionError(f"{where} needs two whole numbers, (row, column), not {given!r}")
     return int(numbers[0]), int(numbers[1])
 

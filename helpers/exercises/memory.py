@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from itertools import product
-from numbers import Integral
 
 import torch
 
 from helpers import access, emulator
+from helpers.exercises.answers import is_whole, plain
 from helpers.exercises.written_kernels import UNWRITTEN, kernel_of, run
 
 # The easiest first: the first case that fails is the hint.
@@ -30,9 +30,9 @@ def predicted_sectors(answer: Callable) -> None:
     Lane i of 32 reads element stride * i + offset of an array that begins at address 0.
     """
     for element_bytes, offset, stride in product(ELEMENT_BYTES, OFFSETS, STRIDES):
-        given = answer(stride, offset, element_bytes)
+        given = plain(answer(stride, offset, element_bytes))
         case = f"for stride {stride}, offset {offset} and elements of {element_bytes} bytes"
-        if isinstance(given, bool) or not isinstance(given, Integral):
+        if not is_whole(given):
             raise AssertionError(f"{case} it needs a whole number, not {given!r}")
         where = access.addresses(
             lambda lane, stride=stride, offset=offset: stride * lane + offset,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import helpers.device  # noqa: F401  sets Triton's mode before a dispatch mode loads Triton
 
 # isort: split
+import numpy as np
 import torch
 from torch.autograd.gradcheck import GradcheckError
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -134,8 +135,8 @@ def _assert_frugal(function: Callable) -> None:
         raise AssertionError("what it keeps for backward is no tensor: use ctx.save_for_backward")
     if attributes:
         raise AssertionError(
-            f"ctx.{attributes[0]} holds a tensor: ctx.save_for_backward would notice if it was "
-            "changed in between, and let it go after backward"
+            f"ctx.{attributes[0]} holds a tensor, whole or in parts: ctx.save_for_backward would "
+            "notice if it was changed in between, and let it go after backward"
         )
     del graph
     if storages.alive(allowed=0):
@@ -168,7 +169,7 @@ class _Storages(TorchDispatchMode):
 
 
 def _attributes(node) -> list[str]:
-    """The names of large tensors that are attributes of a ctx in the graph below this node."""
+    """The attributes, of a ctx in the graph below this node, that hold as much as x."""
     found, seen, waiting = [], set(), [node]
     while waiting:
         node = waiting.pop()
@@ -176,10 +177,14 @@ def _attributes(node) -> list[str]:
             continue
         seen.add(node)
         for name, value in getattr(node, "__dict__", {}).items():
-            if any(isinstance(v, torch.Tensor) and v.numel() >= LARGE for v in tree_leaves(value)):
+            if sum(map(_size, tree_leaves(value))) >= LARGE:
                 found.append(name)
         waiting += [below for below, _ in node.next_functions]
     return found
+
+
+def _size(leaf: object) -> int:
+    return leaf.numel() if isinstance(leaf, torch.Tensor) else np.size(leaf)
 
 
 def _assert_accurate(function: Callable) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from helpers import specs
+from helpers import specs, traffic
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -53,11 +53,12 @@ def bound_by(answer: Callable) -> None:
     Also on a slice of a card whose bandwidth nobody states: "unknown".
     """
     for op, shape, dtype, name, expected in CASES:
-        given = answer(op, shape, dtype, specs.get(name))
+        given = answer(op, shape, dtype, gpu := specs.get(name))
         if given != expected:
             kind = str(dtype).removeprefix("torch.")
             raise AssertionError(
-                f"{op} {shape} in {kind} on the {name} is {expected}-bound, not {given!r}"
+                f"{op} {shape} in {kind} on the {name} is {expected}-bound, not {given!r}: "
+                f"{_why(op, shape, dtype, gpu)}"
             )
     a100 = specs.get("A100 SXM4 80GB")
     no_bandwidth = dataclasses.replace(a100, memory_gb_per_s=None)
@@ -73,3 +74,12 @@ def bound_by(answer: Callable) -> None:
             raise AssertionError(
                 f"for {op} on a {gpu.name} without {lacking} the answer is unknown, not {given!r}"
             )
+
+
+def _why(op: str, shape: tuple[int, ...], dtype: torch.dtype, gpu: specs.GPU) -> str:
+    if op == "matmul":
+        ridge = gpu.ridge_flop_per_byte(dtype)
+    else:
+        ridge = gpu.ridge_flop_per_byte(F64 if dtype == F64 else F32, tensor_cores=False)
+    intensity = getattr(traffic, op)(*shape, dtype).intensity
+    return f"it has {intensity:.3g} FLOPs a byte, and the ridge is at {ridge:.3g}"

@@ -7,6 +7,7 @@ from numbers import Real
 import torch
 
 from helpers import traffic
+from helpers.exercises.answers import is_number, plain
 
 LECTURE, GB_PER_S = (16384, 16384), 716.8  # the lecture's task, for an RTX 4080
 # The first that fails is the hint. A few columns show what has one element a row.
@@ -43,7 +44,9 @@ def manual_traffic(count_bytes: Callable, least_ms: Callable) -> None:
     or not. least_ms(number_of_bytes, gb_per_s): the time that the memory needs for it.
     """
     cases = [(*shape, dtype) for dtype in (torch.float32, torch.bfloat16) for shape in SHAPES]
-    given = [_number(count_bytes(m, n, dtype.itemsize), "bytes") for m, n, dtype in cases]
+    given = [
+        _number(count_bytes(m, n, dtype.itemsize), "count_bytes", "bytes") for m, n, dtype in cases
+    ]
     first = traffic.manual_softmax(*cases[0]).bytes
     indices = INDEX_BYTES if given[0] == first else 0
     for (m, n, dtype), value in zip(cases, given, strict=True):
@@ -57,10 +60,11 @@ def manual_traffic(count_bytes: Callable, least_ms: Callable) -> None:
     _assert_time(least_ms, int(first) - INDEX_BYTES * LECTURE[0])
 
 
-def _number(given: object, unit: str) -> Real:
-    if isinstance(given, bool) or not isinstance(given, Real):
-        raise AssertionError(f"it needs a number of {unit}, not {given!r}")
-    return given
+def _number(given: object, name: str, unit: str) -> Real:
+    number = plain(given)
+    if not is_number(number):
+        raise AssertionError(f"{name} needs a number of {unit}, not {given!r}")
+    return number
 
 
 def _forgotten(m: int, n: int, itemsize: int, value: Real, expected: int) -> str:
@@ -74,12 +78,15 @@ def _forgotten(m: int, n: int, itemsize: int, value: Real, expected: int) -> str
         hint = FORGOTTEN.get((a, b), "go through the five kernels, what each reads and writes")
         instead = f" instead of 11.98 ms at {GB_PER_S} GB/s" if hint.endswith("ms") else ""
         return f"yours are {a:g} MN{f' + {b:g} M' if b else ''} elements; {hint}{instead}"
+    if value < m * n * itemsize:
+        return f"x alone, which the first kernel reads, has {m * n * itemsize:,}"
     return "what do the kernels read and write of M elements?"
 
 
 def _assert_time(least_ms: Callable, lecture_bytes: int) -> None:
     for moved, gb_per_s in ((lecture_bytes, GB_PER_S), (10**9, 4000), (0, 500)):
-        given, expected = _number(least_ms(moved, gb_per_s), "milliseconds"), moved / gb_per_s / 1e6
+        given = _number(least_ms(moved, gb_per_s), "least_ms", "milliseconds")
+        expected = moved / gb_per_s / 1e6
         if math.isclose(given, expected, rel_tol=1e-6):
             continue
         hints = {

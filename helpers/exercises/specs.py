@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Callable
 
 from helpers import anatomy, specs
+from helpers.exercises.answers import is_number, plain
 
 # Equal and different clocks, 4 and 8 tensor cores, HBM and GDDR, from 320 GB/s to 7.7 TB/s.
 PRODUCTS = ("A100 SXM4 80GB", "H100 SXM", "H100 PCIe", "T4", "V100 SXM2 16GB", "RTX 4090", "B200")
@@ -50,15 +50,14 @@ def rebuilt_peaks(answer: Callable) -> None:
     `ROUNDING`.
     """
     for gpu in map(specs.get, PRODUCTS):
-        given = answer(parts(gpu))
-        given = given.tolist() if hasattr(given, "tolist") else given  # an array or a tensor
+        given = plain(answer(parts(gpu)))
         if not isinstance(given, tuple | list) or len(given) != 3:
             raise AssertionError("Return three numbers: fp32 TFLOP/s, fp16 TFLOP/s, GB/s.")
         fp16 = gpu.fp16_fp16_accumulate_tflops or gpu.fp16_tflops
         expected = (gpu.fp32_tflops, fp16, gpu.memory_gb_per_s)
         names = ("fp32 lanes: TFLOP/s", "fp16 matmul: TFLOP/s", "memory: GB/s")
-        for name, value, printed in zip(names, given, expected, strict=True):
-            if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        for name, value, printed in zip(names, map(plain, given), expected, strict=True):
+            if not is_number(value) or not math.isfinite(value):
                 raise AssertionError(f"{name} must be a number, not {value!r}.")
             if abs(value / printed - 1) > ROUNDING:
                 raise AssertionError(

@@ -6,9 +6,10 @@ import math
 import random
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
-from numbers import Integral, Real
+from numbers import Real
 
 from helpers import specs, waves
+from helpers.exercises.answers import is_number, is_whole, plain
 
 DEFAULT_TILE = (256, 128)
 TILES = (DEFAULT_TILE, (128, 256), (128, 128), (64, 192), (128, 64), (96, 160))
@@ -126,9 +127,9 @@ def next_step(answer: Callable) -> None:
     `gpu` is a specs.GPU, `tile` the rows and columns of a tile.
     """
     for n, at in _sizes_to_start_from():
-        given = answer(n, at.gpu, at.tile, at.blocks_per_sm)
+        given = plain(answer(n, at.gpu, at.tile, at.blocks_per_sm))
         where = f"from n = {n} ({at})"
-        if isinstance(given, bool) or not isinstance(given, Integral):
+        if not is_whole(given):
             raise AssertionError(f"{where} it needs a whole number, not {given!r}")
         old = at.waves(n)
         expected = next(size for size in itertools.count(n + 1) if at.waves(size) > old)
@@ -148,14 +149,13 @@ def _assert_rate(tflop_per_s: Callable) -> None:
         1e12 / 2**40: "tera is 10^12, not 2^40",
     }
     for n, ms in ((8192, 1.5), (1000, 2), (1, 1e-3)):
-        given, expected = tflop_per_s(n, ms), 2 * n**3 / (ms * 1e-3) / 1e12
-        if isinstance(given, bool) or not isinstance(given, Real):
-            raise AssertionError(f"it needs a number of TFLOP/s, not {given!r}")
-        if math.isclose(given, expected, rel_tol=1e-6):
-            continue
-        hint = next((f": {h}" for r, h in hints.items() if math.isclose(given, r * expected)), "")
-        said = f"a matmul of n = {n} in {ms} ms is {expected:.6g} TFLOP/s, not {given:.6g}"
-        raise AssertionError(said + hint)
+        given, expected = plain(tflop_per_s(n, ms)), 2 * n**3 / (ms * 1e-3) / 1e12
+        if not is_number(given):
+            raise AssertionError(f"tflop_per_s needs a number of TFLOP/s, not {given!r}")
+        if not math.isclose(given, expected, rel_tol=1e-6):
+            said = f"a matmul of n = {n} in {ms} ms is {expected:.6g} TFLOP/s, not {given:.6g}"
+            near = [f": {h}" for r, h in hints.items() if math.isclose(given, r * expected)]
+            raise AssertionError("".join([said, *near[:1]]))
 
 
 def _here() -> specs.GPU:
@@ -202,8 +202,8 @@ def _sizes_to_start_from() -> Iterator[tuple[int, Setting]]:
 
 
 def _sizes(given: object, where: str) -> list[int]:
-    sizes = list(given) if isinstance(given, Iterable) else [None]
-    if any(isinstance(n, bool) or not isinstance(n, Integral) for n in sizes):
+    sizes = list(map(plain, many)) if isinstance(many := plain(given), Iterable) else [None]
+    if not all(map(is_whole, sizes)):
         raise AssertionError(f"{where} it needs a list of whole numbers, not {reprlib.repr(given)}")
     return sorted(map(int, sizes))
 
