@@ -93,10 +93,11 @@ def test_the_lectures_roofs_are_its_datasheets():
 
 
 def test_what_is_no_record_is_left_out(tmp_path):
-    write(tmp_path, value=2.0)
-    (tmp_path / "01_specs.json").write_text("[{")
-    (tmp_path / "02_benchmarking.json").write_text('[{"claim": "L06"}, 3]')
-    records, notes = machines.gather(tmp_path)
+    folder = tmp_path / "records"
+    write(folder, value=2.0)
+    (folder / "01_specs.json").write_text("[{")
+    (folder / "02_benchmarking.json").write_text('[{"claim": "L06"}, 3]')
+    records, notes = machines.gather(folder)
     assert [record["value"] for record in records] == [2.0]
     assert len(notes) == 2 and "01_specs.json cannot be read" in notes[0] and "2 of 2" in notes[1]
 
