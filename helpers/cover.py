@@ -8,17 +8,22 @@ from matplotlib.figure import Figure
 
 from helpers import machines, plots, results, scoreboard
 from helpers import report_drawings as draw
-from helpers.attention_backends import LABELS
 from helpers.machines import Machine
 
 PATH = results.ROOT / "data" / "cover.png"
 CURVES = (  # what is drawn beside the scoreboard's records
     ("03_roofline", "operations"),
-    ("10_wave_quantization", "coarse"),
+    ("10_wave_quantization", "crossing"),
     ("11_flash_attention", "lengths"),
 )
 WAYS = ("manual", "PyTorch", "compiled", "CUDA", "CUDA, float4", "Triton")
-SHOWN = ("ours", "cudnn", "flash", "standard")  # of attention's backends
+SHOWN = {  # of attention's backends
+    "ours": "ours",
+    "cudnn": "cuDNN",
+    "flash": "FlashAttention-2",
+    "standard": "matmul, softmax, matmul",
+}
+LABELLED = {machines.LECTURE: f"{machines.LECTURE} (its copy: the datasheet's)"}
 
 
 def digest() -> str:
@@ -31,24 +36,24 @@ def digest() -> str:
 
 
 def draw_cover() -> Figure:
-    """Four panels: the roofline, GeLU five ways, the speed of squares, attention."""
+    """Four panels: the roofline, GeLU five ways, a matmul's teeth, attention."""
     h200 = machines.recorded()
-    operations, squares, lengths = (
+    operations, sizes, lengths = (
         draw.Curve(h200, h200.series(*curve), plots.RECORDED) for curve in CURVES
     )
     figure = Figure((11, 7), layout="constrained")
     panels = itertools.chain.from_iterable(figure.subfigures(2, 2, wspace=0.03, hspace=0.03))
     for title, fill, panel in zip(
         (
-            "Two measured roofs explain most operations",
+            "Measured roofs explain most operations",
             "GeLU: a copy's time is the end of the road",
-            "The matrix mystery: a matmul's speed over its size",
+            "The matrix mystery: one tile too many",
             "FlashAttention: the matrix that is never written",
         ),
         (
             lambda panel: draw.operations(panel, [operations]),
             lambda panel: _draw_gelu(panel.add_subplot(), (machines.lecture(), h200)),
-            lambda panel: draw.squares(panel, [squares]),
+            lambda panel: draw.tooth(panel, [sizes]),
             lambda panel: _draw_attention(panel.add_subplot(), lengths.frame),
         ),
         panels,
@@ -71,7 +76,7 @@ def _draw_gelu(ax, shown: tuple[Machine, ...]) -> None:
     for number, (one, colour) in enumerate(zip(shown, (plots.GREY, plots.BLUE), strict=True)):
         copies = _gelu(one)
         places = [WAYS.index(way) + 0.38 * number - 0.19 for way in copies.index]
-        bars = ax.barh(places, copies, 0.36, color=colour, label=one.name)
+        bars = ax.barh(places, copies, 0.36, color=colour, label=LABELLED.get(one.name, one.name))
         ax.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
     ax.axvline(1, color="black", linewidth=0.8)
     ax.set(yticks=range(len(WAYS)), yticklabels=WAYS, xlabel="kernels' time, in copies")
@@ -83,10 +88,10 @@ def _draw_gelu(ax, shown: tuple[Machine, ...]) -> None:
 
 def _draw_attention(ax, frame) -> None:
     rates = frame[~frame["causal"]].pivot_table(index="n", columns="backend", values="tflop_per_s")
-    for name in SHOWN:
+    for name, label in SHOWN.items():
         colour, mark = draw.LOOKS[name]
         line = rates[name].dropna()
-        ax.plot(line.index, line, mark, color=colour, label=LABELS[name], markersize=4)
+        ax.plot(line.index, line, mark, color=colour, label=label, markersize=4)
     ax.set_xscale("log", base=2)
     ax.set(ylim=0, ylabel="TFLOP/s", xlabel="n, the length of a sequence (16,384 tokens in all)")
     ax.set(xticks=rates.index, xticklabels=[f"{n:,}" for n in rates.index])

@@ -1,6 +1,7 @@
 """The report of a run: index.html, a page that stands alone, and results.json beside it."""
 
 import html
+import re
 from pathlib import Path
 
 import jinja2
@@ -180,6 +181,8 @@ def convert_notebooks(run: Path, entries: list[dict]) -> str:
     except ImportError:
         return "Install nbconvert to have the executed notebooks as pages here."
     exporter = nbconvert.HTMLExporter(template_name="lab")
+    there = {run_folder.paths(run, entry["notebook"])["finished"] for entry in entries}
+    there = {notebook.stem for notebook in there if notebook.exists()}
     failed = []
     for entry in entries:
         files = run_folder.paths(run, entry["notebook"])
@@ -188,11 +191,24 @@ def convert_notebooks(run: Path, entries: list[dict]) -> str:
             if not notebook.exists() or _is_current(page, notebook):
                 continue
             try:
-                page.write_text(exporter.from_filename(str(notebook))[0], encoding="utf-8")
+                html_text = exporter.from_filename(str(notebook))[0]
+                page.write_text(relinked(html_text, there), encoding="utf-8")
             except Exception as error:
                 # whatever a notebook holds, the run itself is done
                 failed.append(f"{notebook.name} ({type(error).__name__})")
     return f"No page could be made of {', '.join(failed)}." if failed else ""
+
+
+def relinked(page: str, stems: set[str]) -> str:
+    """A page whose links lead to the pages of these notebooks; to other files of the collection,
+    which do not lie beside it, no link is left."""
+
+    def link(match: re.Match) -> str:
+        stem, anchor = match["stem"], match["anchor"] or ""
+        return f'<a href="{stem}.html{anchor}"' if stem in stems else "<a"
+
+    page = re.sub(r'<a href="(?P<stem>\d\d_\w+)\.ipynb(?P<anchor>#[^"]*)?"', link, page)
+    return re.sub(r'<a href="\.\./[^"]*"', "<a", page)
 
 
 def _is_current(page: Path, notebook: Path) -> bool:

@@ -196,4 +196,4 @@ def draw_five_ways(fig, frames: dict) -> None:
             ax.set_title(f"{operation}, {CLOCK_NAMES[clock]}")
     axes[0, -1].legend(fontsize=8)
     for ax in axes[-1]:
-        ax.set_xlabel("× a copy's time")
+        ax.set_xlabel("× a copy's time (the lecture's: by its datasheet)", fontsize=8)

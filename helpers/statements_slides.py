@@ -93,7 +93,7 @@ STATEMENTS = (
     latency("shared memory", ", by address"),
     latency("L2", because=AN_A100),
     latency("memory", because=AN_A100),
-    travels("S10", "SRAM / DRAM", record("S10", "bandwidth, SRAM / DRAM", "×")),
+    travels("S10", "bandwidth, SRAM / DRAM", record("S10", "bandwidth, SRAM / DRAM", "×")),
     unmeasured("S10", "store", 19, "cycles", NOT_TIMED),
     unmeasured("S10", "price of SRAM", 100, "×", NOT_TIMED),
     counted("S11", "threads of a warp", 32, lambda: waves.WARP, by="CUDA's guide"),
@@ -105,11 +105,11 @@ STATEMENTS = (
         within=0,
     ),
     counted("S17", "FLOP/s in 2 years", 3, lambda: 60_000 ** (2 / 20), **FACTOR),
-    counted("S17", "DRAM", 1.6, lambda: 100 ** (2 / 20), **FACTOR),
-    counted("S17", "interconnect", 1.4, lambda: 30 ** (2 / 20), **FACTOR),
+    counted("S17", "DRAM in 2 years", 1.6, lambda: 100 ** (2 / 20), **FACTOR),
+    counted("S17", "interconnect in 2 years", 1.4, lambda: 30 ** (2 / 20), **FACTOR),
     unmeasured("S17", "in 20 years: FLOP/s", 60_000, "×", COMPARES),
-    unmeasured("S17", "DRAM", 100, "×", COMPARES),
-    unmeasured("S17", "interconnect", 30, "×", COMPARES),
+    unmeasured("S17", "DRAM in 20 years", 100, "×", COMPARES),
+    unmeasured("S17", "interconnect in 20 years", 30, "×", COMPARES),
     *(
         counted(
             "S24",
@@ -122,14 +122,14 @@ STATEMENTS = (
     Statement("S28", "kernels", 5, record("S28", "kernels", ""), within=0),
     Statement("S29", "kernels", 1, record("S29", "kernels", ""), within=0),
     accesses("forward: reads", 1, lambda counts: counts[0]),
-    accesses("writes", 3, lambda counts: counts[1]),
+    accesses("forward: writes", 3, lambda counts: counts[1]),
     accesses("backward: writes", 1, lambda counts: counts[3]),
     accesses("backward: reads", 3, lambda counts: counts[2], because=GRADIENT),
     accesses("accesses", 8, sum, because=GRADIENT),
     accesses("forward: reads", 1, lambda counts: counts[0], anew=True),
-    accesses("writes", 1, lambda counts: counts[1], anew=True),
+    accesses("forward: writes", 1, lambda counts: counts[1], anew=True),
     accesses("backward: reads", 2, lambda counts: counts[2], anew=True),
-    accesses("writes", 1, lambda counts: counts[3], anew=True),
+    accesses("backward: writes", 1, lambda counts: counts[3], anew=True),
     accesses("accesses", 5, sum, anew=True),
     accesses(
         "share of slide 31's",
@@ -157,12 +157,12 @@ STATEMENTS = (
     Statement("S33", "section", 128, float_bytes(), "bytes", bound="at least", because=FETCHED),
     counted("S34", "requests, lanes side by side", 1, lambda: model.lines_touched("lane")),
     counted("S38", "reads of each (N = 64)", 64, lambda: model.loads_of_each(64, 1)),
-    counted("S38", "(T = 16)", 64 / 16, lambda: model.loads_of_each(64, 16)),
+    counted("S38", "reads of each, tiles of 16", 64 / 16, lambda: model.loads_of_each(64, 16)),
     counted("S39", "tiles (256)", 4, lambda: waves.tiles(256, 256, 128, 128)),
-    counted("S39", "(257)", 9, lambda: waves.tiles(257, 257, 128, 128)),
-    counted("S39", "nearly empty", 5, lambda: model.nearly_empty(257, 128)),
+    counted("S39", "tiles (257)", 9, lambda: waves.tiles(257, 257, 128, 128)),
+    counted("S39", "tiles (257), nearly empty", 5, lambda: model.nearly_empty(257, 128)),
     counted("S40", "sections of an aligned row", 1, lambda: model.lines_touched("lane")),
-    counted("S40", "of a misaligned one", 2, lambda: model.lines_touched("lane + 1")),
+    counted("S40", "sections of a misaligned row", 2, lambda: model.lines_touched("lane + 1")),
     counted("S41", "padded vocabulary", 50304, lambda: alignment.round_up(50257, 64)),
     travels(
         "S41",
@@ -210,9 +210,11 @@ STATEMENTS = (
     counted(
         "S48", "SRAM", 20, lambda: A100_40GB.sms * A100_40GB.l1_kb_per_sm / 1e3, unit="MB", **SHEET
     ),
-    counted("S48", "its rate", 19, lambda: model.sram_tb_per_s(A100_40GB), unit="TB/s", **SHEET),
+    counted("S48", "SRAM's rate", 19, lambda: model.sram_tb_per_s(A100_40GB), unit="TB/s", **SHEET),
     counted("S48", "HBM", 40, lambda: A100_40GB.memory_gb, unit="GB", **SHEET),
-    counted("S48", "its rate", 1.5, lambda: A100_40GB.memory_gb_per_s / 1e3, unit="TB/s", **SHEET),
+    counted(
+        "S48", "HBM's rate", 1.5, lambda: A100_40GB.memory_gb_per_s / 1e3, unit="TB/s", **SHEET
+    ),
     Statement(
         "S48",
         "CPU DRAM's",

@@ -113,6 +113,16 @@ def record(claims: str, op: str, unit: str, **rest: str) -> Quantity:
     return Quantity(of, {"us": "µs"}.get(unit, unit))
 
 
+def first(*quantities: Quantity) -> Quantity:
+    """The first that a machine has."""
+
+    def of(machine: Machine) -> float | None:
+        values = (quantity(machine) for quantity in quantities)
+        return next((value for value in values if value is not None), None)
+
+    return Quantity(of, quantities[0].unit)
+
+
 def over(a: Quantity, b: Quantity) -> Quantity:
     """a / b, both shown."""
 

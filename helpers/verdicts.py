@@ -45,7 +45,8 @@ def judged(recorded: Machine | None = None, lecture: Machine | None = None) -> l
 
 
 def table(recorded: Machine | None = None):
-    """A pandas frame, a statement a row: id, what, stated, found, unit, verdict, because, text.
+    """A pandas frame, a statement a row: id, what, stated, found, unit, verdict, because,
+    by, text.
 
     verdict is one of `VERDICTS`; stated and found are numbers, or names such as a kernel's.
     """
@@ -60,11 +61,12 @@ def table(recorded: Machine | None = None):
             one.statement.unit,
             one.verdict,
             one.because,
+            one.by,
             one.said(),
         )
         for one in judged(recorded)
     ]
-    return pd.DataFrame(rows, columns="id what stated found unit verdict because text".split())
+    return pd.DataFrame(rows, columns="id what stated found unit verdict because by text".split())
 
 
 def by_row(recorded: Machine | None = None) -> dict[str, str]:

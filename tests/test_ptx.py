@@ -182,6 +182,16 @@ def test_a_mangled_name_is_found():
 
 
 @needs_tools
+@needs_tools
+def test_what_was_assembled_is_kept(monkeypatch):
+    text = ptx.cuda_ptx(SINGLE, "sm_80")
+    before = ptx.assemble(text, "sm_80"), ptx.assemble(text, "sm_80", max_registers=32)
+    monkeypatch.setattr(assembler, "_run", None)  # would start a process
+    assert (ptx.assemble(text, "sm_80"), ptx.assemble(text, "sm_80", max_registers=32)) == before
+    with pytest.raises(TypeError):
+        ptx.assemble(text, "sm_86")
+
+
 def test_what_the_assembler_refuses():
     with pytest.raises(ptx.CompileError, match="ptxas for sm_80: .*error"):
         ptx.assemble(ptx.cuda_ptx(NAIVE, "sm_80").replace("fma.rn.f64", "fuse.f64"), "sm_80")

@@ -288,3 +288,14 @@ def test_summary_lines_up():
         "02_b       failed      1.5  cell 5 of 9, H & M: TypeError",
         "10_longer  passed      0.2",
     ]
+
+
+def test_links_lead_to_the_pages_that_are_there():
+    page = (
+        '<a href="02_b.ipynb#4.-Clocks">x</a> <a href="03_c.ipynb">y</a> '
+        '<a href="../data/map.csv">z</a> <a href="https://a.b/02_b.ipynb">w</a>'
+    )
+    assert report.relinked(page, {"02_b"}) == (
+        '<a href="02_b.html#4.-Clocks">x</a> <a>y</a> <a>z</a> '
+        '<a href="https://a.b/02_b.ipynb">w</a>'
+    )

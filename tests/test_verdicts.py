@@ -165,14 +165,14 @@ def test_a_difference_and_what_cannot_be_measured_have_a_reason(judged):
     ("row", "what", "verdict"),
     [
         ("L12", "manual / PyTorch, kernels", REPRODUCED),
-        ("L12", "host", DIFFERS),
+        ("L12", "manual / PyTorch, host", DIFFERS),
         ("S10", "memory", DIFFERS),
         ("S16", "bf16 matmul / multiply-adds", REPRODUCED),
         ("S17", "FLOP/s in 2 years", REPRODUCED),
         ("S31", "accesses", DIFFERS),
         ("S44", "tiles (1793)", REPRODUCED),
         ("S46", "standard GFLOP", DIFFERS),
-        ("L19", "text: Triton / CUDA", DIFFERS),
+        ("L19", "Triton / CUDA, in words", DIFFERS),
         ("L21", "reads, M", DIFFERS),
         ("L25", "reads / MKN", DIFFERS),
         ("S05", "exponent", UNMEASURED),
@@ -214,7 +214,7 @@ def test_without_records_only_models_are_judged():
 def test_the_table_has_a_row_for_each_statement(judged):
     table = verdicts.table()
     assert len(table) == len(verdicts.STATEMENTS)
-    assert list(table) == "id what stated found unit verdict because text".split()
+    assert list(table) == "id what stated found unit verdict because by text".split()
     assert set(table["verdict"]) <= set(verdicts.VERDICTS)
     assert table["text"].tolist() == [one.said() for one in judged]
 

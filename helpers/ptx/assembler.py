@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import importlib.util
+import json
 import re
 import subprocess
 import tempfile
 from pathlib import Path
 
+from helpers import cache
 from helpers.ptx.text import find_name
 
 
@@ -81,15 +83,32 @@ def assemble(ptx: str, arch: str, *, max_registers: int | None = None) -> dict[s
     """Every kernel of a PTX text, assembled for one architecture, by the kernel's name.
 
     `max_registers` caps a thread's registers (`-maxrregcount`), save where a kernel has launch
-    bounds, as all of Triton's have. CompileError when ptxas refuses.
+    bounds, as all of Triton's have. CompileError when ptxas refuses. The answer is kept on disk.
     """
     # From Blackwell on, Triton brings a newer assembler of its own.
     newer = arch_number(arch) >= 100 and triton_backend() is not None
     tool = _tool("ptxas-blackwell" if newer else "ptxas")
     cap = [] if max_registers is None else [f"-maxrregcount={max_registers}"]
+    options = ["-v", f"-arch={target(arch)}", *cap]
+
+    def make(path: Path) -> None:
+        path.write_text(json.dumps(_run([tool, *options], ptx, arch)), encoding="utf-8")
+
+    key = cache.key(_version(tool), *options, ptx)
+    log, cubin = json.loads(cache.file("sass", f"{key}.json", make).read_text(encoding="utf-8"))
+    return _resources(log, bytes.fromhex(cubin))
+
+
+@functools.cache
+def _version(tool: str) -> str:
+    return subprocess.run([tool, "--version"], capture_output=True, text=True).stdout
+
+
+def _run(command: list[str], ptx: str, arch: str) -> tuple[str, str]:
+    """What the assembler says, and the machine code in hexadecimal digits."""
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        command = [tool, "-v", f"-arch={target(arch)}", *cap, str(source), "-o", str(cubin)]
+        command = [*command, str(source), "-o", str(cubin)]
         for _ in range(2):
             source.write_text(ptx.strip("\0"), encoding="utf-8")
             done = subprocess.run(command, capture_output=True, text=True)
@@ -104,7 +123,7 @@ def assemble(ptx: str, arch: str, *, max_registers: int | None = None) -> dict[s
         if done.returncode:
             lines = [line for line in _log(done).splitlines() if re.search("error|fatal", line)]
             raise CompileError(f"ptxas for {arch}: " + "\n".join(lines[:5] or [_log(done)[-500:]]))
-        return _resources(_log(done), cubin.read_bytes())
+        return _log(done), cubin.read_bytes().hex()
 
 
 def _log(done: subprocess.CompletedProcess) -> str:
