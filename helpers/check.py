@@ -125,6 +125,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("exercise", nargs="?", help="show this one, and where it is: 04.1")
     parser.add_argument("--forget", action="store_true", help="start anew: all are open")
     given = parser.parse_args(arguments)
+    if given.forget and given.exercise:
+        parser.error("--forget forgets all of them: name none")
     if given.forget:
         try:
             progress.forget()

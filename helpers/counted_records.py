@@ -64,15 +64,16 @@ def work_of(claim: str, op: str, shape: str, dtype: str) -> tuple[Work, str] | N
     if claim == "S45Q" and shape:
         return _matrix_vector(op, int(shape.split("x")[0]))
     megabytes = re.fullmatch(r"(\d+) MB", shape)
-    if kind is None or not (megabytes or re.fullmatch(r"\d+(x\d+)*", shape)):
+    if not isinstance(kind, torch.dtype) or not (megabytes or re.fullmatch(r"\d+(x\d+)*", shape)):
         return None
     sizes = [int(size) for size in re.findall(r"\d+", shape)]
     if re.match(r"matmul|cuBLAS", op) and len(sizes) == 3:
         arithmetic = "tfloat32" if "TF32" in op else dtype
         return traffic.matmul(*sizes, kind), arithmetic
     if op == "one kernel, forward and backward":
-        both = traffic.attention(*sizes, kind) + traffic.attention_backward(*sizes, kind)
-        return both, dtype
+        passes = traffic.attention, traffic.attention_backward
+        forward, backward = (work(*sizes, kind, causal=True) for work in passes)
+        return forward + backward, dtype
     if megabytes and not op.startswith("sum"):
         return None
     n = sizes[0] * 2**20 // kind.itemsize if megabytes else math.prod(sizes)

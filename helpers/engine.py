@@ -138,6 +138,12 @@ def read(path: Path) -> NotebookNode:
         raise ValueError(f"{path} cannot be read as a notebook: {reason}") from None
 
 
+def has_tag(notebook: NotebookNode, tag: str) -> bool:
+    """Whether the notebook's cell tagged `parameters` has this tag as well."""
+    tags = (cell.metadata.get("tags", []) for cell in notebook.cells)
+    return any("parameters" in each and tag in each for each in tags)
+
+
 def parameter_names(notebook: NotebookNode) -> set[str]:
     """The names that the notebook's cell tagged `parameters` assigns."""
     notebook = nbformat.from_dict(notebook)

@@ -27,6 +27,7 @@ from helpers import engine
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "LECTURES_PROCESS_TREE"  # an environment variable that a notebook's processes inherit
 COMMAND = [sys.executable, "-m", "helpers.execute"]
+POLL_S = 0.2  # how soon a cancelled notebook is ended
 GRACE_S = 5.0  # to save and leave after a request to end, before the process is killed
 LOG_TAIL_BYTES = 20_000
 
@@ -39,12 +40,14 @@ def execute(
     environment: dict[str, str],
     limit_s: float,
     on_cell: Callable[[dict], None],
+    cancelled: threading.Event | None = None,
 ) -> dict:
     """Execute `notebook` into `output` within `limit_s` seconds of wall time.
 
     `environment` is added to this process's own. `on_cell` gets {"index", "execution_count"} of
     each cell before it runs. Returns {"status", "error", "lines"}; the status is passed, failed,
-    timeout or kernel died. An exception in here, such as KeyboardInterrupt, ends the notebook.
+    timeout, kernel died, or interrupted: without the others, soon after `cancelled` is set. An
+    exception in here, such as KeyboardInterrupt, ends the notebook.
     """
     job = {"notebook": str(notebook), "output": str(output), "parameters": parameters}
     mark = uuid.uuid4().hex
@@ -76,7 +79,7 @@ def execute(
         with contextlib.suppress(BrokenPipeError):  # it has died already: its log says why
             child.stdin.write(json.dumps(job) + "\n")
             child.stdin.flush()
-        outcome = _follow(child, events, deadline, on_cell)
+        outcome = _follow(child, events, deadline, on_cell, cancelled or threading.Event())
     finally:
         stop(child, mark)
     if outcome["status"] == "timeout":
@@ -94,12 +97,19 @@ def _read_events(stream: IO[str], events: queue.Queue) -> None:
 
 
 def _follow(
-    child: subprocess.Popen, events: queue.Queue, deadline: float, on_cell: Callable[[dict], None]
+    child: subprocess.Popen,
+    events: queue.Queue,
+    deadline: float,
+    on_cell: Callable[[dict], None],
+    cancelled: threading.Event,
 ) -> dict:
-    while True:
+    while not cancelled.is_set():
+        left = deadline - time.monotonic()
         try:
-            event = events.get(timeout=max(0.0, deadline - time.monotonic()))
+            event = events.get(timeout=min(max(0.0, left), POLL_S))
         except queue.Empty:
+            if left > POLL_S:
+                continue
             return {"status": "timeout", "error": "TimeLimit"}
         if event is None:
             words = engine.how_it_ended(child.wait())
@@ -107,6 +117,7 @@ def _follow(
         if "status" in event:
             return event
         on_cell(event)
+    return {"status": "interrupted"}
 
 
 def _log_tail(log: Path) -> list[str]:

@@ -78,10 +78,10 @@ LEVERS = (
     ),
     Lever("fusion", RIGHT, "09_matmul", "L27", "gelu(A @ B)", r"cuBLAS \+ GeLU / ours, time"),
     Lever("recomputation", LATER, "04_fusion", "S32", "three sigmoids, both passes", "gain"),
-    Lever("recomputation", LATER, "12_flash_backward", "S50B", "attention backward", BACKWARD),
     Lever("coalescing", UP, "06_memory", "S34", "matmul, lanes along columns", "gain"),
     Lever("tiling", RIGHT, "06_memory", "S37", "matmul, tiles in registers", "gain"),
     Lever("tiling", RIGHT, "11_flash_attention", "S46", "attention", FLASH, shape=r"\S+"),
+    Lever("tiling", RIGHT, "12_flash_backward", "S50B", "attention backward", BACKWARD),
     Lever("quantisation", LESS, "03_roofline", "S45Q", "matrix-vector, 16 to 8 bits", "gain"),
     Lever("block order", RIGHT, "09_matmul", "L26", "matmul in groups", "row by row / .*"),
     Lever(
@@ -177,7 +177,7 @@ def gain(machine: Machine, lever: Lever) -> float | None:
         ]
         if all(pair):
             before, after = (found[-1]["value"] for found in pair)
-            return before / after
+            return before / after if after else None
     return None
 
 

@@ -4,6 +4,7 @@ for machine in (machines.lecture(), machines.recorded(), *machines.own()):
     print(machine.name, machine.value("L19", "triton_gelu", clock="host"))
 """
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -28,11 +29,13 @@ class Machine:
     curves: tuple[str, ...] = ()
 
     def series(self, notebook: str, name: str):
-        """A curve of `results.Recorder.series` as a pandas frame; None when there is none."""
+        """A curve of `results.Recorder.series` as a pandas frame; None where none can be read."""
         import pandas as pd
 
-        paths = (Path(f"{start}{notebook}.{name}.csv") for start in self.curves)
-        return next((pd.read_csv(path) for path in paths if path.exists()), None)
+        for path in (Path(f"{start}{notebook}.{name}.csv") for start in self.curves):
+            with contextlib.suppress(FileNotFoundError, pd.errors.EmptyDataError):
+                return pd.read_csv(path)
+        return None
 
     def value(self, claim: str, op: str, **rest: str) -> float | None:
         """The first number that agrees; `rest` has some of shape, dtype, clock and unit."""
@@ -87,7 +90,8 @@ def of_run(run: Path) -> Machine:
 
 
 def own(runs: Path = RUNS) -> list[Machine]:
-    """The reader's, newest first: of each device and profile the newest run that has records.
+    """The reader's, newest first: of each device and profile what the newest run has measured, and
+    of notebooks that it did not run what an earlier one has.
 
     The run that is going on comes first; notebooks that were worked through one by one are last.
     None while the collection is being recorded.
@@ -99,11 +103,15 @@ def own(runs: Path = RUNS) -> list[Machine]:
     statuses = sorted(runs.glob("*/status.json"), key=lambda file: file.stat().st_mtime)
     found += [of_run(file.parent) for file in reversed(statuses)]
     found.append(_of_records("worked through here", runs / "scratch" / "records"))
-    newest = {}
+    merged = {}
     for machine in found:
         if machine.records:
-            newest.setdefault((machine.device, machine.profile), machine)
-    return list(newest.values())
+            newer = merged.get((machine.device, machine.profile), Machine(machine.name, ()))
+            records = results.merge([*machine.records], [*newer.records])
+            curves = (*newer.curves, *machine.curves)
+            key = machine.device, machine.profile
+            merged[key] = Machine(newer.name, tuple(records), curves)
+    return list(merged.values())
 
 
 def _of_records(name: str, folder: Path) -> Machine:

@@ -38,8 +38,12 @@ NOTES = (  # pattern of "notebook operation shape clock", and what has been show
     (r"(simple|compiled)_gelu \d*[13579] ", "an odd size: narrow accesses (07 §6)"),
     ("a launch for each|loop along K", "nothing is loaded ahead of time (09 §4)"),
     ("09_matmul .*x256 ", "short K: first loads and epilogue show (09 §7)"),
+    (r"rows of 50304 \S*x502(57|58|60)x", "looks at sizes, not at rows (10 §7)"),
     ("x502(57|58|60)x", "no multiple of 16 bytes: an older kernel (10 §4, §7)"),
-    ("backward, standard", "softmax's backward: two kernels, counted as one (11 §12)"),
+    (
+        "backward, standard",
+        "left open: the mask's gradient, beside softmax's in two kernels (11 §12)",
+    ),
     (
         "attention, standard|: (mask|softmax)",
         "mask, softmax: slower than their bytes (11 §2)",

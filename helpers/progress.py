@@ -66,23 +66,25 @@ def path() -> Path | None:
     place = os.environ.get("LECTURES_PROGRESS")
     if place == "":
         return None
-    return Path(place) if place else ROOT / "runs" / "progress.json"
+    return Path(place).expanduser() if place else ROOT / "runs" / "progress.json"
 
 
 def remember(exercise: str, accepted: bool) -> None:
-    """Keep the outcome of an answer. Never raises where the file cannot be read or written.
+    """Keep the outcome of an answer; a sentence, no error, where the file cannot be written.
 
     Of two processes at once the later one may win, but the file is always whole.
     """
-    with contextlib.suppress(OSError):
-        if not (file := path()):
-            return
+    if not (file := path()):
+        return
+    try:
         known, today = _load(file), datetime.date.today().isoformat()
         entry = known.get(exercise, {}) | {"last": today, "accepted": accepted}
         if accepted:
             entry.setdefault("solved", today)
         if entry != known.get(exercise):
             _replace(file, known | {exercise: entry})
+    except OSError as error:
+        print(f"(It cannot be remembered in {file.name}: {error.strerror}.)")
 
 
 def _load(file: Path) -> dict[str, dict]:

@@ -42,7 +42,7 @@ def load(name: str) -> dict:
 def _read(file: Path) -> list:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Refused(f"{file} cannot be read: {type(error).__name__}") from None
     records = content.get("records") if isinstance(content, dict) else content
     return records if isinstance(records, list) else []

@@ -151,7 +151,9 @@ class Recorder:
 
     def series(self, name: str, frame) -> None:
         """Keep a curve (a pandas frame, one point a row) as CSV beside the records."""
-        frame.to_csv(self.path.with_name(f"{self.notebook}.{name}.csv"), index=False)
+        path = self.path.with_name(f"{self.notebook}.{name}.csv")
+        frame.to_csv(path.with_suffix(".partial"), index=False)
+        os.replace(path.with_suffix(".partial"), path)
 
     def record_measurement(self, claim: str, op: str, measurement, **names) -> float:
         """Keep the median and the spread of a `helpers.bench.Measurement`, in ms."""

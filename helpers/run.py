@@ -2,16 +2,12 @@
 
 import argparse
 import contextlib
-import datetime
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
-from tqdm import tqdm
-
-from helpers import device, engine, execute, report, report_compare, run_folder, toolchain
+from helpers import device, engine, report, report_compare, run_folder, runner, toolchain
 from helpers.engine import NotebookNode
 from helpers.run_folder import Refused
 
@@ -27,6 +23,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), dest="parameters",
         help="set a parameter in the notebooks that have it")  # fmt: skip
     add("--timeout", metavar="MINUTES", help="limit of one notebook (smoke: 10, full: 20)")
+    add("--jobs", type=int, metavar="N",
+        help="notebooks at a time (1 with a GPU, else 2); some run alone anyway")  # fmt: skip
     add("--resume", action="store_true", help="continue the newest run: skip what is finished")
     add("--no-pages", action="store_true", help="make no HTML pages of notebooks, draw no curves")
     add("--output", type=Path, metavar="DIR", help="default: runs/<device>-<date>")
@@ -85,111 +83,6 @@ def parameters_of(
     }
 
 
-class Progress:
-    """A bar over the cells of all notebooks; where no terminal shows it, a line per notebook."""
-
-    def __init__(self, cells: int):
-        self.terminal = sys.stderr.isatty()
-        self.bar = tqdm(total=cells, unit="cell", disable=not self.terminal, dynamic_ncols=True)
-        self.done = 0
-
-    def line(self, text: str) -> None:
-        if not self.terminal:
-            print(text, file=sys.stderr, flush=True)
-
-    def cell(self, stem: str, index: int, cells: int, heading: str) -> None:
-        self.bar.set_description_str(f"{stem} {index + 1}/{cells} {heading[:40]}", refresh=False)
-        self.bar.n = self.done + index
-        self.bar.refresh()
-
-    def notebook(self, cells: int) -> None:
-        self.done += cells
-        self.bar.n = self.done
-        self.bar.refresh()
-
-
-def run_notebook(
-    path: Path,
-    notebook: NotebookNode,
-    folder: Path,
-    entry: dict,
-    limit_minutes: float,
-    environment: dict[str, str],
-    parameters: dict,
-    progress: Progress,
-) -> None:
-    """Execute one notebook and complete its `entry` of status.json."""
-    files = run_folder.paths(folder, path.stem)
-    above, started, running = engine.headings(notebook), time.monotonic(), {}
-
-    def on_cell(event: dict) -> None:
-        running.update(event)
-        progress.cell(path.stem, event["index"], len(above), above[event["index"]])
-
-    run_folder.make_folders(folder)
-    run_folder.begin(folder, path.stem)
-    try:
-        outcome = execute.execute(
-            path, files["partial"], files["log"], parameters, environment,
-            limit_minutes * 60, on_cell,
-        )  # fmt: skip
-        entry.update(outcome)
-    finally:  # the entry says "interrupted" until something else is known
-        entry["seconds"] = round(time.monotonic() - started, 1)
-        if entry["status"] != "passed" and running:
-            entry["cell"] = engine.describe_cell(notebook, running)
-        run_folder.end(folder, path.stem, entry["status"] == "passed")
-
-
-def run_all(
-    notebooks: dict[Path, NotebookNode],
-    parameters: dict[Path, dict],
-    profile: str,
-    folder: Path,
-    limit_minutes: float,
-    environment: dict[str, str],
-) -> tuple[list[dict], bool]:
-    """Execute the notebooks in turn. Returns their entries, and whether it was interrupted."""
-    status = run_folder.read_status(folder)
-    status["profile"] = profile
-    entries = status["notebooks"]
-    for path in notebooks:
-        entries.setdefault(path.stem, {"notebook": path.stem, **run_folder.ENTRY})
-    run_folder.write_status(folder, status)
-    progress = Progress(sum(len(notebook.cells) for notebook in notebooks.values()))
-    interrupted = False
-    try:
-        for path, notebook in notebooks.items():
-            stem, cells = path.stem, len(notebook.cells)
-            inputs = run_folder.fingerprint(notebook, parameters[path], profile)
-            if run_folder.is_finished(folder, entries[stem], inputs):
-                progress.line(f"{stem}: finished before")
-            else:
-                started = datetime.datetime.now().isoformat(timespec="seconds")
-                entry = {"notebook": stem, "status": "interrupted", "seconds": 0.0}
-                entries[stem] = entry | {"fingerprint": inputs, "started": started}
-                run_folder.write_status(folder, status)
-                progress.line(f"{stem}: started, {cells} cells")
-                try:
-                    run_notebook(
-                        path, notebook, folder, entries[stem], limit_minutes, environment,
-                        parameters[path], progress,
-                    )  # fmt: skip
-                except OSError as error:  # a file of this notebook; the others have their own
-                    failure = {"status": "failed", "error": type(error).__name__}
-                    entries[stem].update(failure, lines=[str(error)])
-                run_folder.write_status(folder, status)
-                report.write(folder)
-                entry = entries[stem]
-                progress.line(f"{stem}: {entry['status']}, {entry['seconds'] / 60:.1f} minutes")
-            progress.notebook(cells)
-    except KeyboardInterrupt:
-        interrupted = True
-        run_folder.write_status(folder, status)
-    progress.bar.close()
-    return [entries[path.stem] for path in notebooks], interrupted
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line. Returns the exit status: 0, 1 (a failure), 2 (refused) or 130."""
     options = parse(arguments)
@@ -207,6 +100,9 @@ def main(arguments: list[str] | None = None) -> int:
         if choice is not None:
             given["profile"] = environment["LECTURES_PROFILE"] = profile
         limit_minutes = minutes(options.timeout, profile)
+        jobs = runner.default_jobs() if options.jobs is None else options.jobs
+        if jobs < 1:
+            raise Refused(f"--jobs must be at least 1, not {jobs}")
         parameters = parameters_of(notebooks, given)
         folder = run_folder.open_folder(options.output, options.resume)
     except (Refused, ValueError) as refusal:
@@ -217,8 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
     environment["LECTURES_RECORDS"] = str(folder / "records")
     environment["LECTURES_SCRATCH"] = str(folder / "scratch")
     try:
-        entries, interrupted = run_all(
-            notebooks, parameters, profile, folder, limit_minutes, environment
+        entries, interrupted = runner.run_all(
+            notebooks, parameters, profile, folder, limit_minutes, environment, jobs
         )
         whole = not (interrupted or options.no_pages)
         page = report.write(folder, convert=whole, pictures=whole)

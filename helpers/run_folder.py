@@ -6,6 +6,7 @@ runs/nvidia_h200-2026-01-31/
     records/02_benchmarking.json    the numbers that the notebook recorded
     scratch/02_benchmarking.log     what its processes printed outside of cells
     status.json, index.html         one entry per notebook; the report made from it
+    results.json                    all records of the run, for others to read
 """
 
 import contextlib

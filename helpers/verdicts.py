@@ -21,8 +21,8 @@ from helpers.verdict_rules import DIFFERS, MISSING, REPRODUCED, UNMEASURED, Judg
 MAP = results.ROOT / "data" / "lecture_map.csv"
 STATEMENTS = (*SLIDES, *CODE)
 VERDICTS = (REPRODUCED, DIFFERS, UNMEASURED, MISSING)
-NONE_STATED = "no number stated"
-LONGEST = 240  # characters of a row's verdict
+NONE_STATED = "no number to judge"
+LONGEST = 300  # characters of a row's verdict
 NOTABLE = 0.005  # what a number must be off to be shown as the farthest
 # From the fullest form of a row's verdict to the shortest: of which verdicts every number is listed
 # (of others, how many there are), whether times stand beside their ratio, whether the number that

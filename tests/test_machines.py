@@ -25,7 +25,7 @@ def runs(tmp_path, monkeypatch):
 
 
 def write(folder, device="NVIDIA X", profile="full", value=1.0, notebook="03_roofline"):
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     record = dict.fromkeys(results.KEYS, "") | dict.fromkeys(results.NUMBERS) | {
         "claim": "S20", "op": "roof: memory, copy", "value": value, "device": device,
         "profile": profile, "date": "2026-01-02", "notebook": notebook,
@@ -48,6 +48,24 @@ def test_own_runs_are_the_newest_of_each_device_and_profile(runs):
     assert [one.profile for one in found] == ["full", "smoke", "smoke"]
     assert found[0].device == "NVIDIA X" and found[0].series("03_roofline", "curve")["ms"][0] == 2
     assert found[0].series("03_roofline", "none") is None
+
+
+def test_a_run_of_one_notebook_does_not_hide_the_others(runs):
+    folder, add = runs
+    add("all", "NVIDIA X", "full", 1.0, days=2)
+    write_more = folder / "all" / "records"
+    write(write_more, value=7.0, notebook="06_memory")
+    add("one", "NVIDIA X", "full", 2.0, days=1)
+    (only,) = machines.own(folder)
+    assert only.name == "one" and [r["value"] for r in only.records] == [2.0, 7.0]
+    assert only.series("03_roofline", "curve")["ms"][0] == 2.0
+    assert only.series("06_memory", "curve")["ms"][0] == 7.0
+
+
+def test_a_curve_that_was_cut_off_is_none(tmp_path):
+    write(tmp_path / "records")
+    (tmp_path / "records" / "03_roofline.curve.csv").write_text("")
+    assert machines.of_run(tmp_path).series("03_roofline", "curve") is None
 
 
 def test_the_run_that_is_going_on_comes_first(runs, monkeypatch, tmp_path):

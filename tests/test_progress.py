@@ -119,7 +119,8 @@ def test_a_file_that_cannot_be_written_fails_nothing(file, monkeypatch, capsys):
         patch.setattr(os, "replace", full)
         assert check_exercise("09.1", right) is True
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
-    assert capsys.readouterr().out.count("\n") == 3  # a line for each answer
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 5 and sum("cannot be remembered" in line for line in said) == 2
 
     file.unlink()
     file.mkdir()
@@ -216,6 +217,13 @@ def test_forget(file, capsys):
     file.mkdir()
     assert main(["--forget"]) == 1
     assert "cannot be removed" in capsys.readouterr().err
+
+
+def test_forgetting_takes_no_exercise(file):
+    check_exercise("09.1", right)
+    with pytest.raises(SystemExit) as refused:
+        main(["--forget", "09.1"])
+    assert refused.value.code == 2 and row()[0] == "solved"
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")

@@ -16,13 +16,14 @@ import psutil
 import pytest
 
 from helpers import device, engine, execute, report, run, run_folder
+from helpers.runner import default_jobs
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 20  # for one notebook on a busy machine; the ones that hang take all of it
 
 
 def make_notebook(folder: Path, name: str, *cells: str, kernel: str = "python3") -> Path:
-    """A notebook of code cells; "# …" makes a markdown cell, "tag: …" on a first line a tag."""
+    """A notebook of code cells; "# …" makes a markdown cell, "tag: …" on a first line tags."""
     made = []
     for source in cells:
         if source.startswith("# "):
@@ -31,7 +32,7 @@ def make_notebook(folder: Path, name: str, *cells: str, kernel: str = "python3")
         tags = []
         if source.startswith("tag: "):
             tag, source = source.removeprefix("tag: ").split("\n", 1)
-            tags.append(tag)
+            tags += tag.split()
         made.append(nbformat.v4.new_code_cell(source, metadata={"tags": tags}))
     spec = {"name": kernel, "display_name": kernel, "language": "python"}
     notebook = nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": spec})
@@ -46,6 +47,7 @@ def start(folder: Path, output: Path, *arguments: object, **options) -> subproce
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     environment |= {"LECTURES_PROFILE": "smoke"}
     command = [sys.executable, "-m", "helpers.run", "--notebooks", folder, "--output", output]
+    command += ["--jobs", 1]
     return subprocess.Popen(
         [*map(str, command), *map(str, arguments)],
         env=environment,
@@ -81,7 +83,8 @@ def sources(path: Path) -> list[str]:
 
 def run_main(folder: Path, output: Path, *arguments: object) -> int:
     """The runner in this process; the notebooks have theirs as ever."""
-    return run.main(["--notebooks", str(folder), "--output", str(output), *map(str, arguments)])
+    known = ["--notebooks", folder, "--output", output, "--jobs", 1]
+    return run.main([*map(str, known), *map(str, arguments)])
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:
@@ -179,6 +182,57 @@ def troubled(troubled_runner) -> tuple[Path, Path, tuple[int, str, str]]:
     """The notebooks' folder, the run's folder, and the exit status, output and errors."""
     folder, output, runner = troubled_runner
     return folder, output, finish(runner)
+
+
+WAIT = """\
+import pathlib, time
+def there(*names): return all(pathlib.Path(name).exists() for name in names)
+def wait(*names):
+    end = time.monotonic() + 60
+    while not there(*names) and time.monotonic() < end: time.sleep(0.05)
+    assert there(*names)
+pathlib.Path("{me}").touch()
+"""
+
+
+def test_two_at_a_time_but_for_those_that_run_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    folder, output = tmp_path / "notebooks", tmp_path / "run"
+    end = "pathlib.Path('{me} ended').touch()"
+    make_notebook(folder, "01_a", WAIT.format(me="a"), "wait('b')", end.format(me="a"))
+    make_notebook(folder, "02_b", WAIT.format(me="b"), "wait('a')", end.format(me="b"))
+    alone = "assert there('a ended', 'b ended') and not there('d'); time.sleep(1)"
+    tagged = f"tag: parameters alone\n{WAIT.format(me='c')}"
+    make_notebook(folder, "03_c", tagged, alone, end.format(me="c"))
+    make_notebook(folder, "04_d", WAIT.format(me="d"), "assert there('c ended')")
+    assert run_main(folder, output, "--no-pages", "--jobs", 2) == 0
+    assert statuses(output) == dict.fromkeys(("01_a", "02_b", "03_c", "04_d"), "passed")
+    assert all(f'id="{name}"' in (output / "index.html").read_text() for name in statuses(output))
+    assert run_main(folder, tmp_path / "none", "--jobs", 0) == 2
+
+
+def test_an_interruption_ends_all_that_run(tmp_path):
+    folder, output = tmp_path / "notebooks", tmp_path / "run"
+    for name in ("01_a", "02_b", "03_c"):
+        tell = TELL_PIDS.replace("{file}", f"pids {name}")
+        make_notebook(folder, name, tell, "import time; time.sleep(600)")
+    runner = start(folder, output, "--jobs", 2)
+    files = [folder / "pids 01_a", folder / "pids 02_b"]
+    wait_for(lambda: all(file.exists() for file in files))
+    runner.send_signal(signal.SIGINT)
+    code, text, _ = finish(runner)
+    assert code == 130 and "--resume" in text
+    assert statuses(output) == {"01_a": "interrupted", "02_b": "interrupted", "03_c": "not run"}
+    assert not any(is_alive(pid) for file in files for pid in pids(file))
+
+
+def test_how_many_at_a_time(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for gpu, jobs in ((True, 1), (False, 2)):
+        monkeypatch.setattr(device, "has_cuda", lambda gpu=gpu: gpu)
+        assert default_jobs() == jobs
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert default_jobs() == 1
 
 
 def test_interrupted_resumed_and_run_again_with_other_inputs(tmp_path, monkeypatch, capsys):

@@ -221,7 +221,8 @@ def test_every_reason_is_needed_and_names_a_section(predicted, lecture):
         ("S45Q", "matrix-vector, int8, compiled", "8x8", "",
          t.linear(1, 8, 8, BF16, weight=torch.int8), "float32"),
         ("S46", "one kernel, forward and backward", "1x2x8x4", "float16",
-         t.attention(1, 2, 8, 4, FP16) + t.attention_backward(1, 2, 8, 4, FP16), "float16"),
+         t.attention(1, 2, 8, 4, FP16, causal=True)
+         + t.attention_backward(1, 2, 8, 4, FP16, causal=True), "float16"),
     ],
 )  # fmt: skip
 def test_work_is_that_of_traffic(claim, op, shape, dtype, work, arithmetic):
