@@ -15,7 +15,7 @@ def where(entry: dict) -> str:
     """One line that names the cell in which a notebook stopped, "" when none did."""
     cell = entry.get("cell")
     if not cell:
-        return ""
+        return f"before the first cell: {entry['error']}" if "error" in entry else ""
     parts = [f"cell {cell['index'] + 1} of {cell['cells']}", cell["heading"]]
     place = ", ".join(filter(None, parts))
     return f"{place}: {entry['error']}" if "error" in entry else place

@@ -1,6 +1,7 @@
 """Execute the notebooks of a run, one or several at a time, and keep what is known of each."""
 
 import concurrent.futures
+import contextlib
 import datetime
 import os
 import sys
@@ -46,6 +47,8 @@ class Run:
 
     def __init__(self, folder: Path, profile: str, notebooks: dict[Path, NotebookNode]):
         self.folder, self.lock, self.cancelled = folder, threading.Lock(), threading.Event()
+        # Of two kernels that look for free ports at once one may take the other's.
+        self.starting = threading.Lock()
         self.status = run_folder.read_status(folder)
         self.status["profile"] = profile
         self.entries = self.status["notebooks"]
@@ -156,8 +159,10 @@ def _execute(
     it has passed."""
     files = run_folder.paths(run.folder, path.stem)
     above, running, outcome = engine.headings(notebook), {}, {"status": "interrupted"}
+    start = contextlib.ExitStack()
 
     def on_cell(event: dict) -> None:
+        start.close()
         running.update(event)
         index = event["index"]
         with run.lock:
@@ -166,6 +171,7 @@ def _execute(
     run_folder.make_folders(run.folder)
     run_folder.begin(run.folder, path.stem)
     try:
+        start.enter_context(run.starting)
         outcome = execute.execute(
             path, files["partial"], files["log"], parameters, environment,
             limit_minutes * 60, on_cell, run.cancelled,
@@ -173,5 +179,6 @@ def _execute(
         if outcome["status"] != "passed" and running:
             outcome["cell"] = engine.describe_cell(notebook, running)
     finally:
+        start.close()
         run_folder.end(run.folder, path.stem, outcome["status"] == "passed")
     return outcome

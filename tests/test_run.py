@@ -5,6 +5,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -209,6 +210,30 @@ def test_two_at_a_time_but_for_those_that_run_alone(tmp_path, monkeypatch):
     assert statuses(output) == dict.fromkeys(("01_a", "02_b", "03_c", "04_d"), "passed")
     assert all(f'id="{name}"' in (output / "index.html").read_text() for name in statuses(output))
     assert run_main(folder, tmp_path / "none", "--jobs", 0) == 2
+
+
+def test_kernels_start_one_after_the_other(tmp_path, monkeypatch):
+    """Free ports are found by trying, so that two that look at once may find the same."""
+    starting, most = [], []
+
+    def stand_in(notebook, output, log, parameters, environment, limit_s, on_cell, cancelled):
+        starting.append(notebook)
+        time.sleep(0.2)
+        most.append(len(starting))
+        starting.remove(notebook)
+        on_cell({"index": 0, "execution_count": 1})
+        time.sleep(0.4)
+        shutil.copy(notebook, output)
+        return {"status": "passed"}
+
+    monkeypatch.setattr(execute, "execute", stand_in)
+    names = ("01_a", "02_b", "03_c")
+    for name in names:
+        make_notebook(tmp_path / "notebooks", name, "1")
+    began = time.monotonic()
+    assert run_main(tmp_path / "notebooks", tmp_path / "run", "--no-pages", "--jobs", 3) == 0
+    assert most == [1, 1, 1] and time.monotonic() - began < 60
+    assert statuses(tmp_path / "run") == dict.fromkeys(names, "passed")
 
 
 def test_an_interruption_ends_all_that_run(tmp_path):
