@@ -27,7 +27,7 @@ from helpers import engine
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "LECTURES_PROCESS_TREE"  # an environment variable that a notebook's processes inherit
 COMMAND = [sys.executable, "-m", "helpers.execute"]
-POLL_S = 0.2  # how soon a cancelled notebook is ended
+POLL_S = 0.2  # how soon an interruption is noticed
 GRACE_S = 5.0  # to save and leave after a request to end, before the process is killed
 LOG_TAIL_BYTES = 20_000
 

@@ -11,8 +11,8 @@ from helpers import roofline
 from helpers.counted_curves import clock_of, of_curves
 from helpers.counted_records import MS, Timed, of_records
 from helpers.machines import Machine
+from helpers.roofline import FACTOR
 
-FACTOR = 1.5  # the model explains a time that it misses by less, as in notebook 03
 COLUMNS = "notebook claim op shape dtype clock predicted_ms ms ratio bound note".split()
 CPU_NOTE = "a CPU: caches, exp and the hand-over between threads cost too (03 §4)"
 NOTES = (  # pattern of "notebook operation shape clock", and what has been shown: notebook §section

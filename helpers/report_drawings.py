@@ -13,7 +13,6 @@ from helpers import plots, roofline, wave_fit, waves
 from helpers.machines import Machine
 from helpers.memory_roofs import size_text
 
-EXPLAINED = 1.5  # the roofline explains a time that it misses by less, as in notebook 03
 TILE = (256, 128)  # of notebook 10's kernel with fixed tiles
 ROOFS = {"float32": "fp32", "bfloat16": "bf16"}
 NAMED = {  # operations with a name beside their point, and where: points right and up
@@ -72,10 +71,10 @@ def operations(figure: Figure, curves: list[Curve]) -> str:
     _write_names(ax, points)
     ratio = curves[0].frame["ms"] / curves[0].frame["predicted_ms"]
     furthest = np.log(ratio).abs().idxmax()
-    within = ratio.between(1 / EXPLAINED, EXPLAINED).sum()
+    within = ratio.between(1 / roofline.FACTOR, roofline.FACTOR).sum()
     return (
         f"two measured roofs, memory and arithmetic, explain the time of {within} of {len(ratio)} "
-        f"operations within a factor of {EXPLAINED}; the furthest off is "
+        f"operations within a factor of {roofline.FACTOR}; the furthest off is "
         f"{curves[0].frame['op'][furthest]}, at {ratio[furthest]:.2g} times the prediction."
     )
 

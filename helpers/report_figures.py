@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from helpers import device, plots
+from helpers import device, plots, roofline
 from helpers import report_drawings as draw
 from helpers.machines import Machine
 from helpers.report_drawings import Curve
@@ -103,11 +103,11 @@ def _draw_predictions(figure: Figure, curves: list[Curve]) -> str:
         figure.add_subplot(), {curve.label: curve.frame for curve in curves}
     )
     ratio = curves[0].frame["ratio"]
-    within = ratio.between(1 / draw.EXPLAINED, draw.EXPLAINED).sum()
+    within = ratio.between(1 / roofline.FACTOR, roofline.FACTOR).sum()
     spread = math.exp(np.log(ratio).abs().median())
     return (
         f"of {len(ratio)} times that the model predicts {within} are within a factor of "
-        f"{draw.EXPLAINED}; half of them within a factor of {spread:.2f}."
+        f"{roofline.FACTOR}; half of them within a factor of {spread:.2f}."
     )
 
 

@@ -15,7 +15,6 @@ from helpers import device, engine, execute, report, run_folder
 from helpers.engine import NotebookNode
 
 ALONE = "alone"  # tag of a parameters cell: while this notebook runs, no other one does
-POLL_S = 0.2  # how soon an interruption is noticed
 
 
 def default_jobs() -> int:
@@ -106,7 +105,7 @@ def run_all(
 
 def _wait(futures: list[concurrent.futures.Future]) -> None:
     # In pieces: on Windows nothing interrupts a wait without an end.
-    while concurrent.futures.wait(futures, POLL_S).not_done:
+    while concurrent.futures.wait(futures, execute.POLL_S).not_done:
         pass
     for future in futures:
         future.result()

@@ -139,11 +139,6 @@ def generated_kernel(generated) -> str:
     return line.removeprefix("def ").split("(")[0]
 
 
-def most_blocks_per_sm(kernels) -> float:
-    """From the recorded curve "kernels": the most blocks that cuBLAS launched for an SM."""
-    return (kernels["blocks"] / kernels["sms"]).max()
-
-
 def blocks_of_nine_tiles(group: int) -> int:
     """Blocks of A and B that the first nine of 9 x 9 tiles need, in groups of so many rows."""
     return sum(block_order.blocks_loaded(block_order.tiles_in_order(9, 9, group)[:9], 9))
