@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m helpers.check",
         description="The exercises, and which of them you have solved.",
     )
-    parser.add_argument("exercise", nargs="?", help="show this one, and where it is: 04.1")
+    parser.add_argument("exercise", nargs="?", help="show 04.1, or those of notebook 04")
     parser.add_argument("--forget", action="store_true", help="start anew: all are open")
     given = parser.parse_args(arguments)
     if given.forget and given.exercise:
@@ -136,12 +136,20 @@ def main(arguments: list[str] | None = None) -> int:
         print("Forgotten: all exercises are open.")
     elif given.exercise is None:
         progress.show()
-    elif given.exercise in EXERCISES:
-        progress.describe(given.exercise)
+    elif meant := _meant(given.exercise):
+        for exercise in meant:
+            progress.describe(exercise)
     else:
         print(_unknown(given.exercise), file=sys.stderr)
         return 2
     return 0
+
+
+def _meant(text: str) -> list[str]:
+    """The exercises that a number means: 04.1 or 4.1 one, 04 or 4 all of that notebook."""
+    notebook, dot, number = text.partition(".")
+    start = f"{notebook:0>2}.{number}"
+    return [each for each in EXERCISES if (each == start if dot else each.startswith(start))]
 
 
 if __name__ == "__main__":

@@ -203,10 +203,20 @@ def test_one_exercise(file, capsys):
     assert said.endswith("  where      notebooks/05_cuda_gelu.ipynb, section Exercises\n")
 
 
-def test_an_unknown_exercise(file, capsys):
-    assert main(["99.9"]) == 2
+@pytest.mark.parametrize(
+    ("given", "shown"), [("5.2", ["05.2"]), ("05", ["05.1", "05.2"]), ("10", ["10.1", "10.2"])]
+)
+def test_numbers_as_people_write_them(file, capsys, given, shown):
+    assert main([given]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:4] for line in lines if line[:1].isdecimal()] == shown
+
+
+@pytest.mark.parametrize("given", ["99.9", "99", "4.", "0", ""])
+def test_an_unknown_exercise(file, capsys, given):
+    assert main([given]) == 2
     said = capsys.readouterr()
-    assert not said.out and said.err.startswith("There is no exercise '99.9'; there are 01.1, ")
+    assert not said.out and said.err.startswith(f"There is no exercise {given!r}; there are 01.1, ")
     assert said.err.count("\n") == 1
 
 
