@@ -10,10 +10,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv run test lab record lint clean
+.PHONY: help .venv run test coverage lab site test-site test-faults test-conditions record lint clean
 
 help: ## print this list
-	@sed -n 's/^\([.a-z]*\):[^#]*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([-.a-z]*\):[^#]*## /\1\t/p' Makefile | expand -t 17
 	@echo 'ARGS="..." is passed on: make run ARGS="02 --profile smoke", make test ARGS="-k mirrors"'
 
 .venv: .venv/installed ## the environment: the exact versions of requirements.txt
@@ -54,6 +54,20 @@ endif
 test: .venv ## run the tests, two at a time
 	@$(VENV) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) $(TESTS)
 
+# test_notebooks.py executes a notebook as a whole, which is no unit test.
+coverage: .venv ## the lines of helpers that the unit tests run: a table, and 90% or more
+	@rm -rf build/coverage
+	@$(VENV) -m coverage run -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) \
+	    --ignore=tests/site --ignore=tests/test_notebooks.py tests
+	@$(VENV) -m coverage combine --quiet
+	@$(VENV) -m coverage report
+
+test-faults: .venv ## run notebooks through a hundred faults; nothing finished may be lost
+	@FAULTS=1 $(VENV) -m pytest -n 2 $(ARGS) tests/test_faults.py
+
+test-conditions: .venv ## run all notebooks on awkward machines: half an hour
+	@$(VENV) -m pytest $(ARGS) tests/conditions.py
+
 lab: .venv ## open JupyterLab
 	@.venv/bin/jupyter lab --notebook-dir=. $(ARGS)
 
@@ -64,6 +78,17 @@ else
 record: .venv
 	@$(VENV) -m helpers.record $(ARGS)
 endif
+
+.venv/docs: docs/requirements.txt | .venv/installed
+	@echo 'Installing what builds the site into .venv'
+	@$(VENV) -m pip install --quiet --no-compile -r docs/requirements.txt
+	@touch $@
+
+site: .venv .venv/docs ## build the site from the committed outputs: build/site/index.html
+	@$(VENV) docs/build.py
+
+test-site: site ## build the site and read it in headless Chromium
+	@$(VENV) -m pytest $(ARGS) tests/site
 
 lint: .venv ## check style and formatting
 	@$(VENV) -m ruff check

@@ -21,6 +21,7 @@ from helpers.device import triton_version
 from helpers.kernels import attention
 from helpers.memory import free_bytes
 from helpers.triton_mode import MISSING as NO_TRITON
+from helpers.triton_mode import cannot_launch
 
 SDPA = {
     "math": SDPBackend.MATH,
@@ -139,7 +140,7 @@ def missing(name: str, q, k, v, causal: bool = False, backward: bool = False) ->
     if name not in BACKENDS:
         raise ValueError(f"there is no backend {name!r}; there are {', '.join(BACKENDS)}")
     if name == "ours":
-        return "" if triton_version() else NO_TRITON
+        return cannot_launch() if triton_version() else NO_TRITON
     if name == "flex":
         return _flex_missing(q, k)
     if name in ("standard", "math"):

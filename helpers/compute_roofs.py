@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -29,6 +30,7 @@ TORCH_DTYPES = {
     "float8": torch.float8_e4m3fn,
 }
 SMALLEST_SIDE = 256
+HOMEBREW_OPENMP = ("/opt/homebrew/opt/libomp", "/usr/local/opt/libomp")
 
 
 @functools.cache
@@ -39,9 +41,18 @@ def compiler_missing() -> str:
     compilers = {"Windows": ("cl",), "Darwin": ("clang++",)}.get(platform.system(), ("g++",))
     if not any(map(shutil.which, (*compilers, os.environ.get("CXX", "")))):
         return f"torch.compile needs a C++ compiler ({compilers[0]}), and there is none on the PATH"
+    if platform.system() == "Darwin" and not _has_openmp():
+        return "torch.compile needs OpenMP, which Apple's compiler lacks (brew install libomp)"
     if not python_headers():
         return "torch.compile needs Python's headers (the package python3-dev or similar)"
     return ""
+
+
+def _has_openmp() -> bool:
+    # Where Inductor looks for it on macOS, unless the compiler is another than Apple's.
+    named = [os.environ[name] for name in ("OMP_PREFIX", "CONDA_PREFIX") if name in os.environ]
+    found = any((Path(p) / "include" / "omp.h").exists() for p in (*named, *HOMEBREW_OPENMP))
+    return found or "CXX" in os.environ
 
 
 def can_compile() -> bool:

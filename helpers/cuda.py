@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from helpers import cuda_source, emulator, ptx
+from helpers import cache, cuda_source, emulator, ptx
 
 KERNELS = Path(__file__).parent / "kernels"
 
@@ -107,6 +107,10 @@ def where_possible() -> Iterator[None]:
         yield
     except (emulator.Unsupported, ptx.ToolMissing) as reason:
         print(f"Left out here: {reason}.")
+    except OSError as error:
+        if not cache.is_full(error):
+            raise
+        print(f"Left out here: {error.strerror}.")
 
 
 def load(file: str, name: str, **defines: str) -> Kernel:

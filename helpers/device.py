@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from helpers import cache
+
 PROFILES = ("smoke", "full")
 MIN_CAPABILITY = (7, 0)  # Volta: the oldest generation that Triton and torch.compile accept
 UNKNOWN = "n/a"
@@ -194,7 +196,9 @@ def _cpu_facts() -> dict[str, str]:
         if torch.cuda.is_available() and not _gpu_usable()
         else "left aside: TRITON_INTERPRET=1 is set"
         if torch.cuda.is_available()
-        else "none: Triton kernels run in its interpreter",
+        else "none: Triton kernels run in its interpreter"
+        if triton_version()
+        else "none",
     }
 
 
@@ -240,4 +244,5 @@ def _set_triton_mode() -> None:
         )
 
 
+cache.leave_home()
 _set_triton_mode()

@@ -66,6 +66,15 @@ class _Client(PapermillNotebookClient):
     printing = None
     notice = None  # the output that says how much was left out
 
+    def start_new_kernel_client(self):
+        try:
+            return super().start_new_kernel_client()
+        except RuntimeError:
+            # It died or does not answer: another process took a port that it had found free.
+            self.km = self.create_kernel_manager()
+            self.start_new_kernel()
+            return super().start_new_kernel_client()
+
     def output(self, outs, msg, display_id, cell_index):
         if msg["msg_type"] != "stream":
             return super().output(outs, msg, display_id, cell_index)
@@ -132,8 +141,7 @@ def read(path: Path) -> NotebookNode:
     """The notebook in format 4. ValueError, in one line, when the file holds none."""
     try:
         return nbformat.read(path, as_version=4)
-    except Exception as error:
-        # nbformat raises a different class for each way to be wrong
+    except Exception as error:  # nbformat has another class for each way to be wrong
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{path} cannot be read as a notebook: {reason}") from None
 
@@ -175,11 +183,10 @@ def headings(notebook: NotebookNode) -> list[str]:
 
 def describe_cell(notebook: NotebookNode, event: dict) -> dict:
     """What the report says of a cell; `event` is the last one of `execute`."""
-    lines = notebook.cells[event["index"]].source.splitlines()
     return {
         **event,
         "cells": len(notebook.cells),
-        "source": "\n".join(lines[:SOURCE_LINES]),
+        "source": "\n".join(notebook.cells[event["index"]].source.splitlines()[:SOURCE_LINES]),
         "heading": headings(notebook)[event["index"]],
     }
 
@@ -190,10 +197,8 @@ def last_lines(text: str) -> list[str]:
     return [line for line in lines if line][-ERROR_LINES:]
 
 
-def run(
-    notebook: Path, output: Path, parameters: dict, on_cell: Callable[[int, int], None]
-) -> dict:
-    """Execute a notebook in its own folder; save it to `output` before each code cell and last.
+def run(notebook: Path, output: Path, folder: Path, parameters: dict, on_cell: Callable) -> dict:
+    """Execute a notebook in `folder`; save it to `output` before each code cell and last.
 
     `on_cell(index, execution_count)` is called before each cell; the index counts the cells of
     the source. Returns the status ("passed", "failed" or "kernel died") and, unless it passed,
@@ -222,7 +227,7 @@ def run(
             kernel_name="python3",
             language="python",
             progress_bar=False,
-            cwd=str(notebook.parent),
+            cwd=str(folder),
             kernel_manager_class=_Kernel,
             on_cell_start=cell_starts,
             iopub_timeout=OUTPUT_TIMEOUT_S,
@@ -236,8 +241,7 @@ def run(
         if executed.metadata.papermill.get("exception"):
             return failure("failed", error.ename, "\n".join(error.traceback) or error.evalue)
         nbformat.write(remove_error_markers(executed), output)
-    except Exception as error:
-        # no kernel starts, the disk is full, output does not arrive, …
+    except Exception as error:  # no kernel starts, the disk is full, output does not arrive, …
         return failure("failed", type(error).__name__, str(error))
     if executed.metadata.papermill.get("exception"):  # papermill lets sys.exit(0) pass
         return failure("failed", "SystemExit", "a cell ended the notebook before its last cell")

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -25,7 +24,8 @@ import psutil
 from helpers import engine
 
 ROOT = Path(__file__).resolve().parent.parent
-MARK = "LECTURES_PROCESS_TREE"  # an environment variable that a notebook's processes inherit
+# An environment variable that a notebook's processes inherit: the file that they execute into.
+MARK = "LECTURES_PROCESS_TREE"
 COMMAND = [sys.executable, "-m", "helpers.execute"]
 POLL_S = 0.2  # how soon an interruption is noticed
 GRACE_S = 5.0  # to save and leave after a request to end, before the process is killed
@@ -41,16 +41,23 @@ def execute(
     limit_s: float,
     on_cell: Callable[[dict], None],
     cancelled: threading.Event | None = None,
+    folder: Path | None = None,
 ) -> dict:
     """Execute `notebook` into `output` within `limit_s` seconds of wall time.
 
-    `environment` is added to this process's own. `on_cell` gets {"index", "execution_count"} of
-    each cell before it runs. Returns {"status", "error", "lines"}; the status is passed, failed,
-    timeout, kernel died, or interrupted: without the others, soon after `cancelled` is set. An
-    exception in here, such as KeyboardInterrupt, ends the notebook.
+    It runs in `folder`, its own unless given. `environment` is added to this process's own.
+    `on_cell` gets {"index", "execution_count"} of each cell before it runs. Returns {"status",
+    "error", "lines"}; the status is passed, failed, timeout, kernel died, or interrupted: without
+    the others, soon after `cancelled` is set. An exception in here, such as KeyboardInterrupt, ends
+    the notebook.
     """
-    job = {"notebook": str(notebook), "output": str(output), "parameters": parameters}
-    mark = uuid.uuid4().hex
+    job = {
+        "notebook": str(notebook),
+        "output": str(output),
+        "parameters": parameters,
+        "folder": str(folder or notebook.parent),
+    }
+    mark = str(output.resolve())
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
@@ -112,7 +119,9 @@ def _follow(
                 continue
             return {"status": "timeout", "error": "TimeLimit"}
         if event is None:
-            words = engine.how_it_ended(child.wait())
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(GRACE_S)
+            words = engine.how_it_ended(child.returncode)
             return {"status": "failed", "error": "ProcessDied", "lines": [words]}
         if "status" in event:
             return event
@@ -121,9 +130,12 @@ def _follow(
 
 
 def _log_tail(log: Path) -> list[str]:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
-        text = file.read().decode("utf-8", errors="replace")
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:  # a notebook has removed it
+        return []
     # A crash's stack goes on with Jupyter's own calls, which all notebooks share.
     return engine.last_lines(
         re.sub(r'\n  File "[^"]*interactiveshell\.py".*', "", text, flags=re.S)
@@ -134,8 +146,22 @@ def stop(child: subprocess.Popen | None, mark: str) -> None:
     """End a child and every process it started: asked first, killed after `GRACE_S` seconds."""
     if child is None:
         return
+    _end(lambda: _living_processes(mark, child.pid))
+    with contextlib.suppress(BrokenPipeError):  # it never read its job
+        child.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=GRACE_S)
+
+
+def end_leftovers(folder: Path) -> None:
+    """End what notebooks executed into this folder have left, their runner having been killed."""
+    _end(lambda: _living_processes(f"{folder.resolve()}{os.sep}"))
+
+
+def _end(find: Callable[[], list[psutil.Process]]) -> None:
+    """Ask the processes to end until none is found; kill those that are there after `GRACE_S`."""
     kill_at = time.monotonic() + GRACE_S
-    while processes := _living_processes(child.pid, mark):
+    while processes := find():
         end = psutil.Process.terminate if time.monotonic() < kill_at else psutil.Process.kill
         for process in processes:
             with contextlib.suppress(psutil.Error):
@@ -143,21 +169,19 @@ def stop(child: subprocess.Popen | None, mark: str) -> None:
         if time.monotonic() > kill_at + GRACE_S:
             break  # stuck in the operating system, where no signal arrives
         time.sleep(0.05)
-    child.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=GRACE_S)
 
 
-def _living_processes(pid: int, mark: str) -> list[psutil.Process]:
-    """A process and its descendants, also those whose parents are gone (they carry the mark)."""
+def _living_processes(mark: str, pid: int | None = None) -> list[psutil.Process]:
+    """The processes whose mark begins so, and process `pid` with its descendants; not this one."""
     found = set()
-    with contextlib.suppress(psutil.Error):
-        found = {psutil.Process(pid), *psutil.Process(pid).children(recursive=True)}
+    if pid is not None:
+        with contextlib.suppress(psutil.Error):
+            found = {psutil.Process(pid), *psutil.Process(pid).children(recursive=True)}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == mark:
+            if process.environ().get(MARK, "").startswith(mark):
                 found.add(process)
-    return [process for process in found if _is_living(process)]
+    return [process for process in found if process.pid != os.getpid() and _is_living(process)]
 
 
 def _is_living(process: psutil.Process) -> bool:
@@ -171,12 +195,21 @@ def _leave(*_) -> None:
     sys.exit(1)
 
 
-def _leave_with_the_runner() -> None:
+def _leave_with_the_runner(gone: threading.Event) -> None:
     # The runner's end of the pipe closes when the runner ends, however it does. os.read, because
     # a thread that waits in sys.stdin would hold its lock at exit.
     while os.read(0, 1024):
         pass
+    gone.set()
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(2 * GRACE_S)
+    _end_others()
+    os._exit(1)  # what the main thread waits for does not come
+
+
+def _end_others() -> None:
+    """End what the notebook has started, in the place of a runner that is gone."""
+    _end(lambda: _living_processes(os.environ[MARK]))
 
 
 def main() -> None:
@@ -186,19 +219,25 @@ def main() -> None:
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     job = json.loads(sys.stdin.readline())
-    threading.Thread(target=_leave_with_the_runner, daemon=True).start()
+    gone = threading.Event()
+    threading.Thread(target=_leave_with_the_runner, args=(gone,), daemon=True).start()
 
     def send(event: dict) -> None:
         events.write(json.dumps(event) + "\n")
         events.flush()
 
-    outcome = engine.run(
-        Path(job["notebook"]),
-        Path(job["output"]),
-        job["parameters"],
-        lambda index, count: send({"index": index, "execution_count": count}),
-    )
-    send(outcome)
+    try:
+        outcome = engine.run(
+            Path(job["notebook"]),
+            Path(job["output"]),
+            Path(job["folder"]),
+            job["parameters"],
+            lambda index, count: send({"index": index, "execution_count": count}),
+        )
+        send(outcome)
+    finally:
+        if gone.is_set():
+            _end_others()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ class Machine:
         """A curve of `results.Recorder.series` as a pandas frame; None where none can be read."""
         import pandas as pd
 
+        if self.records and all(record["notebook"] != notebook for record in self.records):
+            return None  # what lies there is another device's
         for path in (Path(f"{start}{notebook}.{name}.csv") for start in self.curves):
             with contextlib.suppress(FileNotFoundError, pd.errors.EmptyDataError):
                 return pd.read_csv(path)
@@ -99,10 +101,11 @@ def own(runs: Path = RUNS) -> list[Machine]:
     if not results.REFERENCE:
         return []
     going_on = os.environ.get("LECTURES_RECORDS")
-    found = [_of_records("this run", Path(going_on))] if going_on else []
+    found = by_device("this run", Path(going_on)) if going_on else []
     statuses = sorted(runs.glob("*/status.json"), key=lambda file: file.stat().st_mtime)
-    found += [of_run(file.parent) for file in reversed(statuses)]
-    found.append(_of_records("worked through here", runs / "scratch" / "records"))
+    for run in (file.parent for file in reversed(statuses)):
+        found += by_device(run.name, run / "records")
+    found += by_device("worked through here", runs / "scratch" / "records")
     merged = {}
     for machine in found:
         if machine.records:
@@ -116,6 +119,24 @@ def own(runs: Path = RUNS) -> list[Machine]:
 
 def _of_records(name: str, folder: Path) -> Machine:
     return Machine(name, tuple(gather(folder)[0]), (f"{folder}/",))
+
+
+def by_device(name: str, folder: Path) -> list[Machine]:
+    """A machine for each device with records in a folder, or in one of its own in there, where a
+    run on a cluster has left them."""
+    found: dict[str, Machine] = {}
+    for place in folders(folder):
+        records = gather(place)[0]
+        for device in dict.fromkeys(record["device"] for record in records):
+            mine = tuple(record for record in records if record["device"] == device)
+            known = found.get(device, Machine(name, ()))
+            found[device] = Machine(name, known.records + mine, (*known.curves, f"{place}/"))
+    return list(found.values())
+
+
+def folders(folder: Path) -> list[Path]:
+    """A folder of records, and those of single devices in it."""
+    return [folder, *sorted(path for path in folder.glob("*") if path.is_dir())]
 
 
 def is_record(record: object) -> bool:

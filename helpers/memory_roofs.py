@@ -12,10 +12,10 @@ import torch
 
 from helpers import specs
 from helpers.bench import measure
-from helpers.device import device, has_cuda, triton_version
+from helpers.device import device, has_cuda
 from helpers.memory import free_bytes, uncached_bytes
 from helpers.roofline import Roof
-from helpers.triton_mode import tl, triton
+from helpers.triton_mode import cannot_launch, tl, triton
 
 PATHS = {"all caches": ".ca", "past the L1": ".cg"}  # and Triton's cache modifier for each
 LEVELS = ("L1", "L2", "L3", "L4")
@@ -82,7 +82,7 @@ def memory_ladder(footprints: Iterable[int], budget_ms: float = 20):
     """
     import pandas as pd
 
-    rows, by_kernel = [], has_cuda() and triton_version()
+    rows, by_kernel = [], has_cuda() and not cannot_launch()
     for path in PATHS if by_kernel else ["all caches"]:
         for wanted in sorted(footprints):
             if wanted > free_bytes() / 2:

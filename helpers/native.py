@@ -69,7 +69,10 @@ def _library(compiler: str) -> ctypes.CDLL:
 def _loaded(key: str, compile_source: Callable[[Path], None]) -> ctypes.CDLL:
     """The library, compiled again once if the one that was kept cannot be loaded."""
     for last in (False, True):
-        path = cache.file("native", f"{key}.so", compile_source)
+        try:
+            path = cache.file("native", f"{key}.so", compile_source)
+        except OSError as error:
+            raise ToolMissing(f"{SOURCE.name} cannot be compiled: {error.strerror}") from None
         try:
             if not cache.is_whole(path):
                 raise OSError("it was cut off")

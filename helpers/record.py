@@ -15,6 +15,7 @@ from pathlib import Path
 
 import nbformat
 
+from helpers import colab
 from helpers.normalise import ROOT, normalise
 
 
@@ -41,6 +42,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def rewrite(source: Path, target: Path) -> None:
     """Write the normal form of one notebook file to another, or to itself; never half of it."""
     notebook = normalise(nbformat.read(source, as_version=4))
+    colab.refresh(notebook, target.name, colab.repository())
     partial = target.with_suffix(".partial")
     nbformat.write(notebook, partial)
     os.replace(partial, target)

@@ -26,7 +26,9 @@ def summary(entries: list[dict]) -> str:
     rows = [("notebook", "status", "minutes", "where")]
     for entry in entries:
         minutes = f"{entry['seconds'] / 60:.1f}"
-        rows.append((entry["notebook"], entry["status"], minutes, where(entry)))
+        places = [machine["host"]] if (machine := entry.get("machine")) else []
+        place = "; ".join(filter(None, [*places, where(entry)]))
+        rows.append((entry["notebook"], entry["status"], minutes, place))
     first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
     return "\n".join(
         f"{name:<{first}}  {status:<{second}}  {minutes:>{third}}  {place}".rstrip()
@@ -53,33 +55,37 @@ def write(run: Path, convert: bool = False, pictures: bool = False) -> Path:
     """
     status = run_folder.read_status(run)
     entries = [entry for _, entry in sorted(status["notebooks"].items())]
-    records, notices = machines.gather(run / "records")
+    records, notices = report_records.gather(run)
     content = report_records.described(run.name, records, status["profile"])
     try:
         report_records.write(run, content)
     except OSError as error:
         notices.append(f"{report_records.FILE} cannot be written: {error.strerror}.")
     notices += filter(None, [convert_notebooks(run, entries) if convert else ""])
-    own = report_records.machine(run, records)
+    fleet = report_records.taking_part(entries)
+    if len({(machine["torch"], machine["triton"]) for machine in fleet}) > 1:
+        notices.append("The machines have different versions of PyTorch or Triton.")
+    own = report_records.fleet(run) if fleet else [report_records.machine(run, records)]
     shown = _drawn(own) if pictures and records else {}
     page = render(
         "report.html",
         **{key: value for key, value in content.items() if key != "records"},
         **shown,
         pending=bool(records) and not pictures,
-        tiles=glance(own),
+        tiles=glance(own[0]) if len(own) == 1 else [],
+        glances=beside(own) if len(own) > 1 else "",
+        fleet=fleet,
         facts=device.facts(status["profile"]),
         notices=notices,
         notebooks=[
-            entry
-            | {"where": where(entry), "links": links(run, entry), "table": comparison(run, entry)}
-            for entry in entries
+            entry | {"where": where(entry), "links": links(run, entry)} for entry in entries
         ],
+        tables={stem: comparison(run, stem, bool(fleet)) for stem in stems(entries)},
         passed=sum(entry["status"] == "passed" for entry in entries),
         minutes=sum(entry["seconds"] for entry in entries) / 60,
     )
     index = run / "index.html"
-    index.write_text(page, encoding="utf-8")
+    run_folder.write_whole(index, page)
     return index
 
 
@@ -113,18 +119,41 @@ def glance(own: machines.Machine) -> list[dict]:
     ]
 
 
+def beside(fleet: list[machines.Machine]) -> str:
+    """`glance` of several machines as an HTML table, a column each."""
+    import pandas as pd
+
+    columns = {
+        machine.name: {f"{tile['name']}, {tile['unit']}": tile["value"] for tile in glance(machine)}
+        for machine in fleet
+    }
+    return _html(pd.DataFrame(columns), index=True)
+
+
+def stems(entries: list[dict]) -> list[str]:
+    """The notebooks; on a cluster each may have an entry for each device, as DEVICE/NOTEBOOK."""
+    return sorted({entry["notebook"].split("/")[-1] for entry in entries})
+
+
 def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _drawn(own: machines.Machine) -> dict:
-    """What takes seconds: the pictures and the scoreboard, or a sentence in the place of each."""
+def _drawn(own: list[machines.Machine]) -> dict:
+    """What takes seconds: the pictures and the scoreboard, or a sentence in the place of each.
+
+    Of several machines each has its pictures, those that it has measured.
+    """
     recorded = machines.recorded(results.REFERENCE) if results.REFERENCE else None
     try:
         from helpers import report_figures
 
+        found = [(m, p) for m in own for p in report_figures.pictures(m, recorded)]
+        if len(own) > 1:
+            found = [(m, p) for m, p in found if not (p.get("borrowed") or "problem" in p)]
+            found = [(m, p | {"title": f"{p['title']}: {m.name}"}) for m, p in found]
         drawn = {
-            "pictures": list(report_figures.pictures(own, recorded)),
+            "pictures": [picture for _, picture in found],
             "sources": report_figures.sources(own, recorded),
         }
     except Exception as error:  # such as a matplotlib that cannot be loaded
@@ -132,8 +161,8 @@ def _drawn(own: machines.Machine) -> dict:
     try:
         from helpers import scoreboard
 
-        beside = [machines.lecture(), recorded, own]
-        table = scoreboard.scoreboard_table([machine for machine in beside if machine])
+        columns = [machines.lecture(), recorded, *own]
+        table = scoreboard.scoreboard_table([machine for machine in columns if machine])
         return drawn | {"scoreboard": _html(table, index=True)}
     except Exception as error:
         return drawn | {"scoreboard": f"<p>{html.escape(_cannot('The scoreboard', error))}</p>"}
@@ -159,17 +188,19 @@ def links(run: Path, entry: dict) -> list[dict]:
             continue
         page = notebook.with_suffix(".html")
         if _is_current(page, notebook):
-            found.append({"file": page.name, "text": text})
+            found.append({"file": page.relative_to(run).as_posix(), "text": text})
             text = ".ipynb"
-        found.append({"file": notebook.name, "text": text})
+        found.append({"file": notebook.relative_to(run).as_posix(), "text": text})
     return found
 
 
-def comparison(run: Path, entry: dict) -> str:
+def comparison(run: Path, stem: str, by_device: bool = False) -> str:
     """The notebook's numbers beside the lecture's and the H200's, as an HTML table; "" for none."""
     try:
-        records = results.load(run_folder.paths(run, entry["notebook"])["records"])
-        return _html(results.compare(records)) if records else ""
+        records = []
+        for folder in machines.folders(run / "records"):
+            records += results.load(folder / f"{stem}.json")
+        return _html(results.compare(records, by_device=by_device)) if records else ""
     except Exception as error:  # one notebook's odd records must not cost the report
         return f"<p>{html.escape(_cannot('The recorded numbers', error))}</p>"
 
@@ -192,7 +223,7 @@ def convert_notebooks(run: Path, entries: list[dict]) -> str:
                 continue
             try:
                 html_text = exporter.from_filename(str(notebook))[0]
-                page.write_text(relinked(html_text, there), encoding="utf-8")
+                run_folder.write_whole(page, relinked(html_text, there))
             except Exception as error:
                 # whatever a notebook holds, the run itself is done
                 failed.append(f"{notebook.name} ({type(error).__name__})")

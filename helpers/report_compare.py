@@ -1,7 +1,8 @@
 """Two runs side by side: `python -m helpers.run --compare A B [--output compare.html]`.
 
 A and B are folders of runs, results.json files or other files of records, or "recorded" (the H200's
-numbers that come with the collection) or "lecture". Numbers that were computed are left out.
+numbers that come with the collection) or "lecture". Where a run has several devices, RUN@H200 is
+the one with "H200" in its name. Numbers that were computed are left out.
 """
 
 import json
@@ -21,11 +22,13 @@ def load(name: str) -> dict:
 
     Refused where there is no such thing, or nothing in it is a record.
     """
-    path = Path(name)
+    path, wanted = Path(name), ""
+    if "@" in name and not path.exists():
+        path, wanted = Path(name.rpartition("@")[0]), name.rpartition("@")[2]
     if name in COLLECTION:
         found, run = list(COLLECTION[name]().records), name
     elif path.is_dir():
-        found, run = machines.gather(path / "records")[0], path.resolve().name
+        found, run = report_records.gather(path)[0], path.resolve().name
         if not found and (path / report_records.FILE).is_file():
             found = _read(path / report_records.FILE)
     elif path.is_file():
@@ -35,8 +38,19 @@ def load(name: str) -> dict:
     records = [record for record in found if machines.is_record(record)]
     if not records:
         raise Refused(f"{name} holds no records")
+    if name not in COLLECTION:
+        records = _of_one_device(records, str(path), wanted)
     profiles = sorted({record["profile"] for record in records if record["profile"]})
     return report_records.described(run, records, " and ".join(profiles))
+
+
+def _of_one_device(records: list[dict], name: str, wanted: str) -> list[dict]:
+    devices = list(dict.fromkeys(record["device"] for record in records))
+    meant = [device for device in devices if wanted.lower() in device.lower()]
+    if len(meant) != 1:
+        there = ", ".join(devices)
+        raise Refused(f"which device of {name}? Put @ and a part of its name behind it: {there}")
+    return [record for record in records if record["device"] == meant[0]]
 
 
 def _read(file: Path) -> list:

@@ -49,18 +49,18 @@ def pictures(own: Machine, recorded: Machine | None) -> Iterator[dict]:
             yield {"title": picture.title, "problem": reason}
 
 
-def sources(own: Machine, recorded: Machine | None) -> list[str]:
+def sources(own: list[Machine], recorded: Machine | None) -> list[str]:
     """A line on each machine: its device, version and date."""
     newest = {
         machine.name: max(machine.records, key=lambda record: record["date"])
-        for machine in (own, recorded)
+        for machine in (*own, recorded)
         if machine is not None and machine.records
     }
     return [f"{name}: {plots.recorded_source([record])}" for name, record in newest.items()]
 
 
 def _shown(picture: Picture, own: Machine, recorded: Machine | None) -> dict:
-    mine = plots.YOURS | {"label": "this machine" + ", smoke" * (own.profile == "smoke")}
+    mine = plots.YOURS | {"label": own.name + ", smoke" * (own.profile == "smoke")}
     curves = []
     for machine, look in ((own, mine), (recorded, plots.RECORDED)):
         frame = picture.read(machine) if machine is not None else None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from helpers import cache
 from helpers import device as machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +42,8 @@ CLOCKS = {
 
 def scratch() -> Path:
     """A folder outside version control for files that a notebook writes, made when missing."""
-    folder = Path(os.environ.get("LECTURES_SCRATCH") or ROOT / "runs" / "scratch")
+    named = os.environ.get("LECTURES_SCRATCH")
+    folder = Path(named) if named else next(cache.writable("scratch", ROOT / "runs"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -209,11 +211,12 @@ def softmax_references():
     return table.assign(fraction_of_copy=table["copy_ms"] / table["ms"])
 
 
-def compare(records: list[dict], claims: list[str] | None = None):
+def compare(records: list[dict], claims: list[str] | None = None, by_device: bool = False):
     """A pandas frame: the lecture's number, the H200's and this machine's, row by row.
 
     Rows are those of `records` and of the lecture's and the H200's records for `claims`, row ids
     of the lecture map; by default the claims of `records`.
+    With `by_device` each device of `records` has a column, in place of this machine.
     Columns without a number are left out. "this / lecture" and "this / recorded" are the ratios of
     the values, worth more than the values where machines differ.
     """
@@ -222,10 +225,13 @@ def compare(records: list[dict], claims: list[str] | None = None):
     if claims is None:
         claims = list(dict.fromkeys(record["claim"] for record in records))
     records = [record for record in records if record["claim"] in claims]
+    mine: dict[str, list[dict]] = {}
+    for record in records:
+        mine.setdefault(record["device"] if by_device else "this machine", []).append(record)
     sources = {
         "lecture, H100": [r for claim in claims for r in lecture(claim)],
         "recorded, H200": [r for claim in claims for r in recorded(claim)],
-        "this machine": records,
+        **mine,
     }
     columns = {
         name: {identity(record): record["value"] for record in source}
@@ -238,6 +244,7 @@ def compare(records: list[dict], claims: list[str] | None = None):
     for name, column in columns.items():
         frame[name] = pd.Series([column.get(key) for key in rows], dtype=float)
     for name in ("lecture, H100", "recorded, H200"):
-        if name in frame and "this machine" in frame:
-            frame[f"this / {name.split(',')[0]}"] = frame["this machine"] / frame[name]
+        for own in mine if name in frame else ():
+            ratio = f"{own.removesuffix(' machine')} / {name.partition(',')[0]}"
+            frame[ratio] = frame[own] / frame[name]
     return frame

@@ -1,13 +1,33 @@
 """Execute the notebooks and write a report: `python -m helpers.run --help`."""
 
+# ruff: noqa: E402
+import os
+import signal
+
+INTERRUPTIONS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
+if __name__ == "__main__":  # before the seconds that the rest takes to load
+    for number in INTERRUPTIONS:
+        signal.signal(number, lambda *_: os._exit(130))
+
+# isort: split
 import argparse
 import contextlib
 import re
-import signal
 import sys
 from pathlib import Path
+from typing import TextIO
 
-from helpers import device, engine, report, report_compare, run_folder, runner, toolchain
+from helpers import (
+    device,
+    engine,
+    open_run,
+    report,
+    report_compare,
+    run_folder,
+    runner,
+    toolchain,
+    worker,
+)
 from helpers.engine import NotebookNode
 from helpers.run_folder import Refused
 
@@ -24,7 +44,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="set a parameter in the notebooks that have it")  # fmt: skip
     add("--timeout", metavar="MINUTES", help="limit of one notebook (smoke: 10, full: 20)")
     add("--jobs", type=int, metavar="N",
-        help="notebooks at a time (1 with a GPU, else 2); some run alone anyway")  # fmt: skip
+        help="notebooks at a time, on a GPU each where there are GPUs; some run alone anyway "
+        "(default: 1 with a GPU, else 2)")  # fmt: skip
+    add("--scheduler", metavar="ADDRESS",
+        help="hand the notebooks to the workers of this Dask scheduler (or of its file): "
+        "helpers/cluster.py says how to start them")  # fmt: skip
+    add("--each-device", action="store_true",
+        help="every notebook on each kind of device that the workers have")  # fmt: skip
     add("--resume", action="store_true", help="continue the newest run: skip what is finished")
     add("--no-pages", action="store_true", help="make no HTML pages of notebooks, draw no curves")
     add("--output", type=Path, metavar="DIR", help="default: runs/<device>-<date>")
@@ -83,6 +109,37 @@ def parameters_of(
     }
 
 
+def pool_of(options: argparse.Namespace) -> contextlib.AbstractContextManager:
+    """Where the notebooks run, opened by `with`: this machine, or the workers of a cluster."""
+    jobs = runner.default_jobs() if options.jobs is None else options.jobs
+    if jobs < 1:
+        raise Refused(f"--jobs must be at least 1, not {jobs}")
+    if options.scheduler and options.jobs is not None:
+        raise Refused("--jobs is for this machine: with --scheduler each worker has one notebook")
+    if not options.scheduler and (options.jobs is None or jobs == 1):
+        if options.each_device:
+            raise Refused("--each-device is for the devices of a cluster: see --scheduler")
+        return contextlib.nullcontext(runner.Here(jobs))
+    try:
+        from helpers import cluster
+    except ImportError:
+        raise Refused(worker.NEEDS) from None
+    return cluster.connected(options.scheduler) if options.scheduler else cluster.local(jobs)
+
+
+def say(text: str, file: TextIO) -> None:
+    """Print, as long as somebody reads it: a pipe's end that is closed is no reason to fail."""
+    try:
+        print(text, file=file, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
+def refused(reason: Exception) -> int:
+    say(f"helpers.run: {reason}", sys.stderr)
+    return 2
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line. Returns the exit status: 0, 1 (a failure), 2 (refused) or 130."""
     options = parse(arguments)
@@ -94,52 +151,60 @@ def main(arguments: list[str] | None = None) -> int:
         given = {name: engine.parameter_value(text) for name, text in options.parameters}
         if options.profile and given.get("profile", options.profile) != options.profile:
             raise Refused("--profile and -p profile ask for different things")
-        choice = options.profile or given.get("profile")
-        profile = device.profile(choice or "auto")
-        environment = {}
-        if choice is not None:
-            given["profile"] = environment["LECTURES_PROFILE"] = profile
-        limit_minutes = minutes(options.timeout, profile)
-        jobs = runner.default_jobs() if options.jobs is None else options.jobs
-        if jobs < 1:
-            raise Refused(f"--jobs must be at least 1, not {jobs}")
-        parameters = parameters_of(notebooks, given)
-        folder = run_folder.open_folder(options.output, options.resume)
+        choice = options.profile or given.get("profile") or "auto"
+        if options.profile:
+            given["profile"] = choice
+        minutes(options.timeout, device.profile(choice))
+        parameters_of(notebooks, given)
+        pool = pool_of(options)
     except (Refused, ValueError) as refusal:
-        print(f"helpers.run: {refusal}", file=sys.stderr)
-        return 2
-    if missing := toolchain.missing():
-        print(f"On this machine: {missing}", file=sys.stderr)
-    environment["LECTURES_RECORDS"] = str(folder / "records")
-    environment["LECTURES_SCRATCH"] = str(folder / "scratch")
-    try:
-        entries, interrupted = runner.run_all(
-            notebooks, parameters, profile, folder, limit_minutes, environment, jobs
-        )
-        whole = not (interrupted or options.no_pages)
-        page = report.write(folder, convert=whole, pictures=whole)
-    except OSError as error:
-        print(f"helpers.run: {folder} can no longer be written: {error}", file=sys.stderr)
-        return 1
-    finally:
-        run_folder.unlock(folder)
-    print(report.summary(entries), f"Report: {page}", sep="\n")
+        return refused(refusal)
+    with contextlib.ExitStack() as stack:
+        try:
+            pool = stack.enter_context(pool)
+            profile = pool.profile(choice)
+            if "profile" in given:
+                given["profile"] = profile
+            parameters = parameters_of(notebooks, given)
+            slugs = pool.devices()
+            slug = slugs[0] if len(slugs) == 1 else "fleet"
+            wanted = [path.stem for path in paths]
+            folder = open_run.open_folder(options.output, options.resume, slug, wanted)
+        except Refused as refusal:
+            return refused(refusal)
+        stack.callback(open_run.unlock, folder)
+        if options.resume:
+            say(open_run.described(folder), sys.stderr)
+        if missing := toolchain.missing():
+            say(f"On this machine: {missing}", sys.stderr)
+        try:
+            entries, interrupted = runner.run_all(
+                notebooks, parameters, profile, folder, minutes(options.timeout, profile), pool,
+                slugs if options.each_device else [None],
+            )  # fmt: skip
+            whole = not (interrupted or options.no_pages)
+            page = report.write(folder, convert=whole, pictures=whole)
+        except (OSError, Refused) as error:
+            say(f"helpers.run: {folder} can no longer be written: {error}", sys.stderr)
+            return 1
+    say(f"{report.summary(entries)}\nReport: {page}", sys.stdout)
     if interrupted:
-        print("Interrupted: --resume continues this run.")
+        say("Interrupted: --resume continues this run.", sys.stdout)
         return 130
     return int(any(entry["status"] != "passed" for entry in entries))
 
 
 def _interrupt(*_) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in INTERRUPTIONS:
         signal.signal(number, signal.SIG_IGN)  # once: what follows must not be cut short
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in INTERRUPTIONS:
+        signal.signal(number, _interrupt)
     try:
         sys.exit(main())
     except KeyboardInterrupt:  # before or after the notebooks
+        say("helpers.run: interrupted; --resume continues", sys.stderr)
         sys.exit(130)

@@ -9,23 +9,23 @@ runs/nvidia_h200-2026-01-31/
     results.json                    all records of the run, for others to read
 """
 
-import contextlib
-import datetime
 import hashlib
 import json
 import os
-import re
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import psutil
+import nbformat
 import torch
 
-from helpers import device
+from helpers import device, engine
 from helpers.engine import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY = {"status": "not run", "seconds": 0.0, "fingerprint": ""}  # of a notebook in status.json
+GATHERS = "gathers"  # tag of a parameters cell: it reads what the notebooks before it recorded
+SEAL = "helpers_run"  # a finished notebook's metadata: its entry, and which records belong to it
 SOURCES = (".py", ".cu", ".h", ".cpp")  # of the helpers: what a notebook's results depend on
 
 
@@ -51,51 +51,43 @@ def read_status(run: Path) -> dict:
         return {"device": device.slug(), "profile": "auto", "notebooks": {}}
     try:
         status = json.loads(file.read_text(encoding="utf-8"))
-        entries = {stem: ENTRY | entry for stem, entry in status["notebooks"].items()}
-        return status | {"notebooks": entries}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise Refused(f"{file} is damaged: move it away, and its run is started anew") from None
+        entries = {
+            stem: {"notebook": stem, **ENTRY, **entry}
+            for stem, entry in status["notebooks"].items()
+        }
+        for entry in entries.values():
+            texts = isinstance(entry["status"], str) and isinstance(entry["fingerprint"], str)
+            if not (texts and isinstance(entry["seconds"], int | float)):
+                raise TypeError
+        return {"profile": "auto"} | status | {"notebooks": entries}
+    except (ValueError, TypeError, KeyError, AttributeError, IsADirectoryError):
+        raise Refused(f"{file} is damaged: continue its run with --resume") from None
 
 
 def write_status(run: Path, status: dict) -> None:
-    """Replace status.json as a whole, so that no moment leaves half of it."""
-    temporary = run / "status.json.new"
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(status, file, indent=1, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())  # else a power cut could leave the name without the content
-    os.replace(temporary, run / "status.json")
+    """Replace status.json."""
+    write_whole(run / "status.json", json.dumps(status, indent=1, ensure_ascii=False))
 
 
-def open_folder(output: Path | None, resume: bool, runs: Path = ROOT / "runs") -> Path:
-    """The folder to write to, made and tried. Refused when it is taken or cannot be written.
+def write_whole(file: Path, text: str) -> None:
+    """Replace a file as a whole, so that no moment leaves half of it."""
+    temporary = file.with_name(f"{file.name}.new")
+    for path in (temporary, file):
+        if path.is_dir():
+            make_way(path)
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())  # else a power cut could leave the name without the content
+    os.replace(temporary, file)
 
-    Without `output` it is `runs/<device>-<date>`, with -2, -3 … when that exists; to resume, the
-    newest one of this device.
-    """
-    try:
-        if output is not None:
-            run = output.resolve()
-            holds_run = (run / "status.json").exists()
-            if holds_run and not resume:
-                raise Refused(
-                    f"{output} already holds a run: choose another folder or continue it with "
-                    f"--resume"
-                )
-            if run.exists() and not holds_run and any(run.iterdir()):
-                raise Refused(f"{output} is not empty and holds no run: choose another folder")
-            run.mkdir(parents=True, exist_ok=True)
-        else:
-            run = (_newest(runs) if resume else None) or _new(runs)
-        with tempfile.TemporaryFile(dir=run):  # permissions alone do not tell
-            pass
-        make_folders(run)
-        read_status(run)
-        _lock(run)
-    except OSError as error:
-        where = output or runs
-        raise Refused(f"the output folder {where} cannot be written: {error.strerror}") from None
-    return run
+
+def make_way(path: Path) -> None:
+    """Remove a file of the run; a folder in its place, which may be anybody's, is moved aside."""
+    if path.is_dir() and not path.is_symlink():
+        os.replace(path, Path(tempfile.mkdtemp(prefix="aside-", dir=path.parent)) / path.name)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def make_folders(run: Path) -> None:
@@ -104,46 +96,13 @@ def make_folders(run: Path) -> None:
         (run / name).mkdir(exist_ok=True)
 
 
-def _lock(run: Path) -> None:
-    """Refused while another process that is alive runs notebooks into this folder."""
-    lock = run / "scratch" / "runner.pid"
-    with contextlib.suppress(OSError, ValueError):
-        other = int(lock.read_text())
-        if other != os.getpid() and psutil.pid_exists(other):
-            raise Refused(f"{run} is in use by another run (process {other})")
-    lock.write_text(str(os.getpid()))
-
-
-def unlock(run: Path) -> None:
-    """Give the folder free for another run."""
-    (run / "scratch" / "runner.pid").unlink(missing_ok=True)
-
-
-def _newest(runs: Path) -> Path | None:
-    name = re.compile(re.escape(device.slug()) + r"-(\d{4}-\d\d-\d\d)(?:-(\d+))?")
-    found = []
-    for status in runs.glob("*/status.json"):
-        if match := name.fullmatch(status.parent.name):
-            found.append((match[1], int(match[2] or 1), status.parent))
-    return max(found)[-1] if found else None
-
-
-def _new(runs: Path) -> Path:
-    base = f"{device.slug()}-{datetime.date.today().isoformat()}"
-    number = 1
-    while True:
-        run = runs / (base if number == 1 else f"{base}-{number}")
-        try:
-            run.mkdir(parents=True)
-            return run
-        except FileExistsError:
-            number += 1
-
-
-def fingerprint(notebook: NotebookNode, parameters: dict, profile: str) -> str:
+def fingerprint(
+    notebook: NotebookNode, parameters: dict, profile: str, gathered: Sequence = ()
+) -> str:
     """A hash of what a notebook's results depend on, apart from the machine itself.
 
-    `profile` is what the run resolved it to: it counts the same however it was chosen.
+    `gathered` tells the executions of other notebooks whose records it reads. `profile` is what
+    the run resolved it to: it counts the same however it was chosen.
     """
     parameters = {name: value for name, value in parameters.items() if name != "profile"}
     cells = [
@@ -151,12 +110,27 @@ def fingerprint(notebook: NotebookNode, parameters: dict, profile: str) -> str:
         for cell in notebook.cells
     ]
     versions = [torch.__version__, device.triton_version()]
-    inputs = json.dumps([cells, sorted(parameters.items()), profile, versions])
+    inputs = json.dumps([cells, sorted(parameters.items()), profile, versions, *gathered])
     digest = hashlib.sha256(inputs.encode())
+    for part in code():
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def code() -> Iterator[bytes]:
+    """The helpers and data that results depend on: of each file its name and what it holds."""
     helpers = (f for f in (ROOT / "helpers").rglob("*") if f.suffix in SOURCES)
     for file in sorted([*helpers, *(ROOT / "data").glob("*.csv")]):
-        digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
+        yield file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes()
+
+
+def gathered(notebook: NotebookNode, name: str, entries: dict[str, dict]) -> list[list[str]]:
+    """Which executions a notebook tagged `GATHERS` reads the records of: those before it."""
+    device = name.rpartition("/")[0]
+    before = [e for other, e in sorted(entries.items())
+              if other < name and other.rpartition("/")[0] == device]  # fmt: skip
+    passed = [[e["notebook"], e["started"]] for e in before if e["status"] == "passed"]
+    return passed if engine.has_tag(notebook, GATHERS) else []
 
 
 def is_finished(run: Path, entry: dict, inputs: str) -> bool:
@@ -171,16 +145,58 @@ def is_finished(run: Path, entry: dict, inputs: str) -> bool:
 def begin(run: Path, stem: str) -> None:
     """Put the records of an earlier finished execution aside before the notebook writes its own."""
     files = paths(run, stem)
-    if files["finished"].exists() and files["records"].exists() and not files["kept"].exists():
+    if files["finished"].is_file() and files["records"].is_file() and not files["kept"].exists():
         os.replace(files["records"], files["kept"])
-    files["records"].unlink(missing_ok=True)
+    for name in ("records", "partial", "log"):
+        make_way(files[name])
 
 
-def end(run: Path, stem: str, passed: bool) -> None:
-    """Put the new execution in the place of the old one when it passed, else keep the old one."""
-    files = paths(run, stem)
-    if passed:
+def end(run: Path, entry: dict) -> None:
+    """Put the new execution in the place of the old one when it passed, else keep the old one.
+
+    What was kept of a finished notebook is kept in one step, its entry within the notebook.
+    ValueError for a file that is no notebook any more.
+    """
+    files = paths(run, entry["notebook"])
+    if entry["status"] == "passed":
+        executed = engine.read(files["partial"])
+        executed.metadata[SEAL] = entry | {"records": _digest(files["records"])}
+        nbformat.write(executed, files["partial"])
+        if files["finished"].is_dir():
+            make_way(files["finished"])
         os.replace(files["partial"], files["finished"])
-        files["kept"].unlink(missing_ok=True)
+        make_way(files["kept"])
     elif files["kept"].exists():
         os.replace(files["kept"], files["records"])
+
+
+def borne_out(run: Path, entry: dict) -> dict:
+    """A notebook's entry as far as its files agree: what was damaged is not finished, and what is
+    finished without the entry knowing it is. Records that a killed run has put aside come back."""
+    files = paths(run, entry["notebook"])
+    missing = {"notebook": entry["notebook"], **ENTRY}
+    try:
+        executed = json.loads(files["finished"].read_text(encoding="utf-8"))
+        executed["cells"], seal = executed["cells"], executed["metadata"].get(SEAL)
+        if seal and seal["notebook"] != entry["notebook"]:
+            raise ValueError
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return missing if entry["status"] == "passed" else entry
+    if files["kept"].exists():
+        if seal is None or _digest(files["kept"]) == seal["records"]:
+            make_way(files["records"])
+            os.replace(files["kept"], files["records"])
+        else:
+            make_way(files["kept"])
+    if seal is None:  # of a version that wrote none
+        return entry
+    if entry["status"] == "passed" or entry.get("started", "") <= seal["started"]:
+        return seal if _digest(files["records"]) == seal["records"] else missing
+    return entry
+
+
+def _digest(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""

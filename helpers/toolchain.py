@@ -1,6 +1,7 @@
 """The tools that kernels are built with: what this machine lacks, and what a failed build means."""
 
 import contextlib
+import errno
 import functools
 import importlib.util
 import os
@@ -28,15 +29,15 @@ def installed(module: str) -> bool:
 
 def missing() -> str:
     """What this machine lacks and what that costs, in one line; "" when it lacks nothing."""
-    lacking = []
+    lacking = [unseen] if (unseen := _unseen_gpu()) else []
     if not any(shutil.which(name) for name in ("g++", "clang++", "cl")):
         lacking.append("no C++ compiler (what compiles code for the CPU is left out)")
     if not triton_version():
         lacking.append("no Triton (its kernels are left out, recorded results stay)")
-    elif has_cuda() and not _triton_can_build():
+    elif has_cuda() and not triton_can_build():
         lacking.append(
             "no C compiler with Python's headers (gcc, python3-dev), which Triton needs on a GPU "
-            "(its kernels fail)"
+            "(its kernels are left out)"
         )
     if not installed("cuda.bindings.nvrtc"):
         lacking.append("no cuda-bindings (CUDA is emulated, its PTX cannot be shown)")
@@ -45,15 +46,50 @@ def missing() -> str:
     return "; ".join(lacking)
 
 
-def _triton_can_build() -> bool:
-    # Triton compiles a small C launcher for each kernel, against Python.h.
-    compiler = any(shutil.which(name) for name in (os.environ.get("CC", ""), "gcc", "clang", "cc"))
-    return compiler and python_headers()
+def _unseen_gpu() -> str:
+    # A course that runs on the CPU unnoticed is the commonest trouble of an installation.
+    if torch.cuda.is_available() or not shutil.which("nvidia-smi"):
+        return ""
+    try:
+        done = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return "no GPU that PyTorch can use (and nvidia-smi does not answer)"
+    said = next(iter((done.stdout + done.stderr).strip().splitlines()), "").rstrip(".")
+    if done.returncode or not said:
+        return f"no GPU that PyTorch can use (nvidia-smi fails: {said[:150] or 'it says nothing'})"
+    return f"no GPU that PyTorch can use, though nvidia-smi lists {said} ({_why_unseen()})"
+
+
+def _why_unseen() -> str:
+    readme = 'see "Which PyTorch" in README.md'
+    if torch.version.hip:
+        return f"this PyTorch is a build for AMD's GPUs: {readme}"
+    if torch.version.cuda is None:
+        return f"this PyTorch is a build for CPUs alone: {readme}"
+    try:
+        torch.cuda.init()
+        said = "it finds it now"
+    except RuntimeError as error:
+        said = str(error)
+    if "too old" in said:
+        return f"its driver is too old for a build for CUDA {torch.version.cuda}: {readme}"
+    if (hiding := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return f"CUDA_VISIBLE_DEVICES={hiding} hides it: unset that variable"
+    return f"PyTorch says: {said.splitlines()[0][:150]}"
+
+
+def triton_can_build() -> bool:
+    """True when Triton finds what it compiles a small C launcher with, against Python.h."""
+    names = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # as Triton asks
+    return any(map(shutil.which, names)) and python_headers()
 
 
 def python_headers() -> bool:
     """True when C code can be compiled against this Python."""
-    return (Path(sysconfig.get_paths()["include"]) / "Python.h").exists()
+    # Debian's own Python installs below /usr/local, and has its headers elsewhere.
+    local = sysconfig.get_default_scheme() == "posix_local"
+    paths = sysconfig.get_paths("posix_prefix") if local else sysconfig.get_paths()
+    return (Path(paths["include"]) / "Python.h").exists()
 
 
 def inline_missing() -> str:
@@ -85,12 +121,23 @@ def _nvcc_version(nvcc: Path) -> str:
     return found[1] if found else ""
 
 
-def run(command: list) -> subprocess.CompletedProcess:
-    """Run a tool and keep what it says, in English whatever the user's language."""
+def run(command: list, timeout: float | None = None) -> subprocess.CompletedProcess:
+    """Run a tool and keep what it says, in English whatever the user's language; timeout in s.
+
+    OSError when it fails because a disk is full: its input is not to blame.
+    """
     environment = {**os.environ, "LC_ALL": "C"}
-    return subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, env=environment, errors="replace"
+    done = subprocess.run(
+        [*map(str, command)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=environment,
+        timeout=timeout,
     )
+    if done.returncode and "No space left on device" in done.stderr:
+        raise OSError(errno.ENOSPC, f"no space is left on a disk that {command[0]} writes to")
+    return done
 
 
 @functools.cache
@@ -129,13 +176,23 @@ _FAILURES = (
 
 
 def explain(error: BaseException | str) -> str:
-    """One sentence on why a build failed, from what the compilers and PyTorch said."""
+    """One sentence on why a build failed, from what the compilers and PyTorch said.
+
+    Of a build of this machine's, an exception, also the version that they did not tell.
+    """
     text = str(error)
     for pattern, sentence in _FAILURES:
         if found := re.search(pattern, text):
-            return found.expand(sentence)
+            return found.expand(sentence) + _own_version(error, pattern)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else type(error).__name__
+
+
+def _own_version(error: BaseException | str, pattern: str) -> str:
+    path = shutil.which(os.environ.get("CXX", "g++"))
+    if isinstance(error, str) or "GNU version" not in pattern or path is None:
+        return ""
+    return f"; here it is {compiler_version(path)}"
 
 
 @contextlib.contextmanager

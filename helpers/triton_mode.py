@@ -6,6 +6,7 @@ Triton (macOS, Windows), kernels can still be defined, and only launching one ra
 """
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -16,12 +17,17 @@ from helpers.device import interpreting  # first: it chooses the mode, before Tr
 import numpy as np
 import torch
 
+from helpers import toolchain
 from helpers.cuda_source import check_traced
 from helpers.ptx.assembler import ToolMissing
 
 MISSING = (
     "Triton is not installed here, so its kernels cannot run: it needs Linux (on Windows WSL), "
     "pip install triton"
+)
+NO_COMPILER = (
+    "Triton cannot launch kernels here: on a GPU it needs a C compiler with Python's headers "
+    "(gcc, python3-dev)"
 )
 
 
@@ -50,17 +56,43 @@ except ImportError:
     triton = tl = gluon = gl = hopper = _Missing()
 
 
+def _mend_indices() -> None:
+    """Triton 3.6's interpreter makes an index, as of range, of an array of one number: NumPy
+    refuses that from 2.4 on."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor, scope):
+        patch(tensor, scope)  # which also notes what to put back
+        tensor.__index__ = lambda self: self.handle.data.item()
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
+
+
+if interpreting() and str(getattr(triton, "__version__", "")).startswith("3.6."):
+    _mend_indices()
+
+
+@functools.cache
+def cannot_launch() -> str:
+    """Why Triton's kernels cannot run in this process, in one line; "" when they can."""
+    if isinstance(triton, _Missing):
+        return MISSING
+    return "" if interpreting() or toolchain.triton_can_build() else NO_COMPILER
+
+
 def on_device_of(x: torch.Tensor) -> AbstractContextManager:
     """A context for launching Triton kernels on x: its GPU is the current one, and interpreted
     kernels warn of no overflow, as a GPU does not.
 
-    ToolMissing without Triton; ValueError for a tensor that Triton's mode cannot reach: compiled
-    kernels take tensors on a GPU, interpreted ones tensors on the CPU. TypeError while PyTorch
-    traces.
+    ToolMissing where kernels cannot be launched (`cannot_launch`); ValueError for a tensor that
+    Triton's mode cannot reach: compiled kernels take tensors on a GPU, interpreted ones tensors on
+    the CPU. TypeError while PyTorch traces.
     """
     check_traced("x", x)
-    if isinstance(triton, _Missing):
-        raise ToolMissing(MISSING)
+    if reason := cannot_launch():
+        raise ToolMissing(reason)
     mode, place = ("interpreted", "cpu") if interpreting() else ("compiled", "cuda")
     if x.device.type != place:
         raise ValueError(

@@ -2,18 +2,27 @@
 
 import dataclasses
 import functools
+import gc
 import inspect
 import sys
 
+import emulation
 import pytest
 import torch
 
 from helpers import native
-from helpers.device import device, has_cuda, interpreting
+from helpers.device import device, has_cuda, interpreting, triton_version
+from helpers.emulator import Unsupported
 from helpers.ptx import ToolMissing
+from helpers.triton_mode import MISSING
 
 
 def pytest_collection_finish():
+    # Thousands of tests and all of PyTorch are there to stay: looking through them for garbage
+    # again and again takes up to a tenth of the time.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter and interpreting():
         remember_builtins(interpreter)
@@ -122,6 +131,20 @@ def leave_out_what_is_discarded(interpreter) -> None:
     builder = interpreter.interpreter_builder
     if not builder.options.debug:
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup():
+    """What needs Triton or the emulator is skipped where there is none, as on macOS and Windows."""
+    try:
+        return (yield)
+    except (Unsupported, ToolMissing) as reason:
+        if str(reason) not in (emulation.missing(), "" if triton_version() else MISSING):
+            raise
+        pytest.skip(str(reason))
+
+
+pytest_runtest_call = pytest_runtest_setup
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from helpers import colab
+
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -94,11 +96,23 @@ def _opening_problems(path: Path, notebook: NotebookNode, names: list[str]) -> I
     for link in links:
         if link not in names:
             yield f"the first cell links to {link}, which does not exist"
+    yield from _colab_problems(path.name[:2], notebook)
     parameters = [cell for cell in notebook.cells if "parameters" in tags(cell)]
     if len(parameters) != 1:
         yield f"{len(parameters)} cells are tagged parameters"
     elif not re.search(r'^profile = "auto"', parameters[0].source, re.MULTILINE):
         yield 'the parameters cell does not set profile = "auto"'
+
+
+def _colab_problems(number: str, notebook: NotebookNode) -> Iterator[str]:
+    cell = code_cells(notebook)[0]
+    name = f"{number}-colab"
+    if cell.get("id", name) != name or tags(cell) != [colab.TAG]:
+        yield f"the first code cell is not {name}, tagged {colab.TAG}"
+    elif not cell.metadata.get("jupyter", {}).get("source_hidden", False):
+        yield f"{cell.id} is not collapsed"
+    elif cell.outputs:
+        yield f"{cell.id} shows an output"
 
 
 def _execution_problems(notebook: NotebookNode) -> Iterator[str]:

@@ -1,11 +1,11 @@
 """Sectors, lines and banks of one access: against brute force, and against the emulator."""
 
 import random
-import shutil
 
 import numpy as np
 import pytest
 import torch
+from emulation import needs_emulator
 from matplotlib import colors
 from matplotlib import pyplot as plt
 
@@ -208,7 +208,7 @@ extern "C" __global__ void gather_shared(const int* index, word* y) {
 WORDS = {1: "char", 2: "short", 4: "float", 8: "float2", 16: "float4"}
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@needs_emulator
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_emulator_counts_the_same(width):
     defines = (("word", WORDS[width]),)

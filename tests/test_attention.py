@@ -223,6 +223,7 @@ EACH_SIZE += [(FP16, 17, 40), (FP16, 65, 33), (FP16, 15, 1)]
 EACH_SIZE += [(BF16, 17, 40), (BF16, 40, 17), (BF16, 1, 15)]
 
 
+@pytest.mark.case("N22")
 @each_causal
 @pytest.mark.parametrize("dtype, queries, keys", EACH_SIZE, ids=str)
 def test_sizes(dtype, queries, keys, causal):
@@ -369,6 +370,7 @@ def test_nan_and_infinities_in_a_value_reach_who_sees_it(dtype, value, causal):
         assert_attention(o, q, k, others, causal)
 
 
+@pytest.mark.case("N23")
 @each_dtype
 def test_a_query_that_sees_nothing_gets_0(dtype):
     """Case N23: all of its scores are -inf; those of others are so in the first tiles, or last."""
@@ -383,6 +385,7 @@ def test_a_query_that_sees_nothing_gets_0(dtype):
         assert o[0, 0, 3].eq(0).all() and o.isfinite().all() and o.ne(0).sum() == o.numel() - 16
 
 
+@pytest.mark.case("N21")
 @each_dtype
 def test_integers_are_exact(dtype):
     """Case N21: interpreted, tl.dot would multiply bf16's bits. Each query finds its key."""
@@ -403,6 +406,7 @@ def switch():
     torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.case("N19")
 def test_fp32_is_exact_unless_tf32_is_allowed(switch):
     """Case N19: TF32 keeps 11 bits."""
     one = torch.eye(46, device=DEVICE)[None, None]
@@ -523,6 +527,7 @@ def test_layouts_of_one_operand():
         assert_attention(flash_attention(*x, causal=True), *x, causal=True)
 
 
+@pytest.mark.case("N14", "N23")
 @each_causal
 @each_dtype
 @pytest.mark.parametrize(
@@ -616,6 +621,7 @@ def test_what_pytorch_traces_is_refused():
     assert_attention(flash_attention(*x), *x)
 
 
+@pytest.mark.case("E21")
 def test_inside_a_compiled_function():
     """Case E21: torch.compile goes around a kernel that is interpreted; gradients come through."""
     q, k, v = (x.requires_grad_() for x in operands(9, 20))
@@ -667,6 +673,7 @@ FAR_APART = {
 }
 
 
+@pytest.mark.case("N15")
 @pytest.mark.parametrize("shape, strides", FAR_APART.values(), ids=FAR_APART)
 def test_offsets_are_64_bits_wide(memory, shape, strides):
     """Case N15."""
@@ -725,6 +732,7 @@ def test_more_elements_than_an_int_counts(dim, causal):
 # On a GPU only
 
 
+@pytest.mark.case("E14")
 @pytest.mark.skipif(torch.cuda.device_count() < 2 or not has_cuda(), reason="needs two GPUs")
 @each_dtype
 def test_on_another_gpu_than_the_current_one(dtype):
@@ -735,6 +743,7 @@ def test_on_another_gpu_than_the_current_one(dtype):
     assert_attention(o, q, k, v, causal=True)
 
 
+@pytest.mark.case("E14")
 @needs_gpu
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_on_the_current_stream(dtype):

@@ -5,6 +5,7 @@ Both passes.
 
 import dataclasses
 import math
+import warnings
 
 import pandas as pd
 import pytest
@@ -15,8 +16,10 @@ from helpers.attention_backends import BACKENDS, LABELS, backward_of, gradients,
 from helpers.attention_backward_peers import exact_gradients, gradient_errors
 from helpers.attention_peers import EQUAL_SIZES, SIZES, Errors, Size, errors, exact_rows, some_rows
 from helpers.check import assert_close
-from helpers.device import has_cuda
+from helpers.device import has_cuda, triton_version
 from helpers.kernels import attention
+
+ALWAYS = ("standard", "math", *(["ours"] if triton_version() else []))
 
 TINY = Size(1, 2, 32, 16, causal=True, dtype=torch.float16)
 SHAPES = (
@@ -70,7 +73,7 @@ def test_a_backend_is_right_or_says_why_it_cannot_run(name, size):
     q, k, v = size.tensors()
     if reason := missing(name, q, k, v, size.causal):
         assert reason.strip() and "\n" not in reason
-        assert name not in ("standard", "math", "ours")
+        assert name not in ALWAYS
         return
     found = BACKENDS[name](q, k, v, size.causal)
     assert (found.dtype, found.device) == (q.dtype, q.device)
@@ -88,7 +91,7 @@ def test_a_backends_gradients_are_right_or_it_says_why_there_are_none(name, size
     tensors = with_gradient(size)
     if reason := missing(name, *tensors[:3], size.causal, backward=True):
         assert reason.strip() and "\n" not in reason
-        assert name not in ("standard", "math", "ours")
+        assert name not in ALWAYS
         return
     alone = backward_of(name, *tensors, size.causal)
     expected = gradients_by_hand(*tensors, size.causal)
@@ -145,6 +148,53 @@ def test_unknown_names_and_a_missing_triton(monkeypatch):
     monkeypatch.setattr(attention_backends, "triton_version", lambda: "")
     assert "Triton is not installed" in missing("ours", *TINY.tensors())
     assert set(LABELS) == set(BACKENDS)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Tensors of a GPU as far as their type goes, on which torch.compile would work."""
+    monkeypatch.setattr(attention_backends.compute_roofs, "compiler_missing", lambda: "")
+    monkeypatch.setattr(attention_backends, "free_bytes", lambda _: 4 * 32 * 32)
+
+    class OnGpu(torch.Tensor):
+        device = torch.device("cuda", 0)
+
+    return [x.cpu().as_subclass(OnGpu) for x in TINY.tensors()]
+
+
+@pytest.mark.parametrize("name", ["efficient", "flash", "cudnn"])
+@pytest.mark.parametrize(
+    "reasons, said",
+    [
+        (None, ""),
+        (["cuDNN attention was not compiled in. (Triggered internally at sdp_utils.cpp:1.)"], None),
+        (["the first", "head dim 320 is too large"], "head dim 320 is too large"),
+        ([], "PyTorch gives no reason"),
+    ],
+)
+def test_on_a_gpu_pytorch_says_why_not(on_gpu, monkeypatch, name, reasons, said):
+    asked = []
+
+    def usable(parameters, debug):
+        asked.append(parameters)
+        for reason in reasons or ():
+            warnings.warn(reason, stacklevel=1)
+        return reasons is None
+
+    monkeypatch.setattr(attention_backends.switches, f"can_use_{name}_attention", usable)
+    answer = missing(name, *on_gpu, causal=True, backward=True)
+    said = "cuDNN attention was not compiled in." if said is None else said
+    assert answer == (f"{LABELS[name]}: {said}" if said else "")
+    (parameters,) = asked
+    assert parameters.is_causal and not parameters.enable_gqa and parameters.query.requires_grad
+
+
+def test_flex_needs_a_compiler_and_room_for_its_mask(on_gpu, monkeypatch):
+    assert missing("flex", *on_gpu) == ""
+    monkeypatch.setattr(attention_backends, "free_bytes", lambda _: 4 * 32 * 32 - 1)
+    assert "mask of queries x keys: no room" in missing("flex", *on_gpu)
+    monkeypatch.setattr(attention_backends.compute_roofs, "compiler_missing", lambda: "no g++")
+    assert missing("flex", *on_gpu) == "no g++"
 
 
 def test_rows_compared_are_the_first_the_last_and_some_between():

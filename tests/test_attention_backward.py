@@ -325,6 +325,7 @@ def assert_launched(q, k, v, do, causal=False, scale=None) -> None:
         assert_gradients(found, exact)
 
 
+@pytest.mark.case("N22", "N27")
 @each_causal
 @pytest.mark.parametrize("dtype, queries, keys", EACH_SIZE, ids=str)
 def test_sizes(dtype, queries, keys, causal):
@@ -443,6 +444,7 @@ def with_a_key_of_no_weight() -> tuple[torch.Tensor, ...]:
     return q.abs(), k, v, do
 
 
+@pytest.mark.case("N23")
 def test_queries_past_the_end_weigh_nothing():
     """Case N23."""
     x = with_a_key_of_no_weight()
@@ -500,6 +502,7 @@ def test_nan_reaches_who_sees_it(place, dtype):
     assert_gradients(clean, exact)
 
 
+@pytest.mark.case("N23")
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_a_query_that_sees_nothing_has_no_gradient(dtype):
     """Case N23: all of its scores are -inf; nor does it add to those of keys and values."""
@@ -571,6 +574,7 @@ def assert_differentiated(q, k, v, do, *options) -> None:
     assert all(map(torch.equal, (q, k, v, do), before))
 
 
+@pytest.mark.case("N29")
 @each_causal
 @pytest.mark.parametrize(
     "dtype, queries, keys",
@@ -650,6 +654,7 @@ def test_a_gradient_that_comes_in_another_dtype():
     assert_gradients([y.grad for y in leaves], *x)
 
 
+@pytest.mark.case("N14", "N23")
 @pytest.mark.parametrize(
     "q_shape, k_shape",
     [
@@ -726,6 +731,7 @@ def test_gradients_are_the_same_bits_each_time(dtype):
         o.backward(do)
 
 
+@pytest.mark.case("N29")
 @pytest.mark.parametrize("place", range(4), ids=["q", "k", "v", "o"])
 def test_what_was_changed_in_place_is_refused(place):
     """Case N29: not a gradient of other numbers than were multiplied."""
@@ -778,6 +784,7 @@ def test_autocast_changes_nothing():
         assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.case("N19")
 def test_fp32_is_exact_unless_tf32_is_allowed(switch):  # noqa: F811
     """Case N19: TF32 keeps 11 bits. Each query finds its key, and gives it its gradient."""
     one = torch.eye(46, device=DEVICE)[None, None]
@@ -801,6 +808,7 @@ def test_fp32_is_exact_unless_tf32_is_allowed(switch):  # noqa: F811
 # What is far apart, and what is many
 
 
+@pytest.mark.case("N15")
 @pytest.mark.parametrize("shape, strides", FAR_APART.values(), ids=FAR_APART)
 def test_offsets_are_64_bits_wide(memory, shape, strides):
     """Case N15."""
@@ -878,6 +886,7 @@ def test_more_elements_than_an_int_counts(dim, causal):
 # On a GPU only
 
 
+@pytest.mark.case("E14")
 @pytest.mark.skipif(torch.cuda.device_count() < 2 or not has_cuda(), reason="needs two GPUs")
 @each_dtype
 def test_on_another_gpu_than_the_current_one(dtype):
@@ -887,6 +896,7 @@ def test_on_another_gpu_than_the_current_one(dtype):
     assert torch.cuda.current_device() == 0
 
 
+@pytest.mark.case("E14")
 @needs_gpu
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_on_the_current_stream(dtype):

@@ -104,6 +104,7 @@ def launch(x, wanted=(True, True, True), causal=True, scale=0.5) -> list:
     return gradients
 
 
+@pytest.mark.case("E16")
 def test_a_configuration_that_does_not_fit_is_passed_over(gpu, monkeypatch):
     """Case E16: for each of the two kernels of its own."""
     large, small = Config(64, 64), Config(16, 16)
@@ -195,6 +196,7 @@ def test_the_interpreter_has_one_configuration(monkeypatch):
     assert seen == 2 * [(INTERPRETED, True, 0.5)]
 
 
+@pytest.mark.case("E16")
 @pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
 def test_no_room_for_the_first_configurations(monkeypatch):
     """Case E16, with Triton's own error."""

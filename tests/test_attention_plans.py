@@ -38,6 +38,8 @@ MULTIPLIED = [(FP32, "ieee"), (FP32, "tf32"), (FP16, "ieee"), (BF16, "ieee")]
 # The configurations of each generation
 
 
+@needs_triton
+@pytest.mark.case("E16")
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
 @pytest.mark.parametrize("dtype, multiplied", MULTIPLIED, ids=str)
 def test_every_gpu_has_configurations(capability, dtype, multiplied):
@@ -76,6 +78,7 @@ def test_configurations_go_by_the_width_that_fits(dim, widest):
         assert configs(capability, FP16, dim, "ieee") == configs(capability, FP16, widest, "ieee")
 
 
+@needs_triton
 def test_hopper_has_three_groups_where_they_are_not_wasted():
     for dim, causal, queries in itertools.product(
         (8, 64, 72, 128, 136, 256), (False, True), (1, 512, 2048, 2049, 10**5)
@@ -154,6 +157,7 @@ def gpu(monkeypatch):
     return faked
 
 
+@pytest.mark.case("E16")
 @needs_triton
 def test_a_configuration_that_does_not_fit_is_passed_over(gpu, monkeypatch):
     """Case E16."""
@@ -173,6 +177,7 @@ def test_a_configuration_that_does_not_fit_is_passed_over(gpu, monkeypatch):
         launch_attention(X, X, X, X, True, 0.5)
 
 
+@needs_triton
 def test_other_errors_are_not_passed_over(gpu, monkeypatch):
     def launch(*_):
         raise RuntimeError("an illegal memory access was encountered")
@@ -212,6 +217,7 @@ def test_blocks_are_dealt_together_where_that_is_fairer(gpu):
             assert together == (section(heads, -(-n // rows), 132, rows) if causal else 1)
 
 
+@pytest.mark.case("E01")
 @needs_triton
 @pytest.mark.skipif(has_cuda(), reason="of the interpreter")
 def test_the_interpreter_has_one_configuration(monkeypatch):
@@ -221,6 +227,7 @@ def test_the_interpreter_has_one_configuration(monkeypatch):
     assert seen == [(INTERPRETED, True, 0.5, "here")]
 
 
+@pytest.mark.case("E16")
 @needs_triton
 @pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
 def test_no_room_for_the_first_configuration(monkeypatch):

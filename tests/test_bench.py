@@ -52,11 +52,13 @@ def gpu(monkeypatch):
     return gpu
 
 
+@pytest.mark.case("M01")
 def test_benchmark_waits_at_both_ends(gpu):
     gpu.launch("somebody else's kernel", 90_000)
     assert bench.benchmark("k", lambda: gpu.launch("k", 1000)) == pytest.approx(1.005)
 
 
+@pytest.mark.case("M01")
 def test_the_host_clock_waits_at_both_ends_and_divides_by_the_calls(gpu):
     gpu.launch("somebody else's kernel", 90_000)
     long = bench.measure(lambda: gpu.launch("k", 1000), clock="host", budget_ms=10)
@@ -83,6 +85,7 @@ def test_ceilings_count_the_fastest_sample(monkeypatch):
     )
 
 
+@pytest.mark.case("M03")
 def test_first_call_is_not_in_the_samples():
     """Case M03: the first call compiles."""
     slow = iter([300])
@@ -99,6 +102,7 @@ def test_host_clock_reads_a_known_time(ms):
     assert m.clock == "host" and "host clock" in m.method
 
 
+@pytest.mark.case("M02")
 def test_cpu_work_gets_the_host_clock():
     """Case M02: also on a machine with a GPU, and where torch was built without CUDA."""
     x = torch.randn(64, 64)
@@ -127,6 +131,7 @@ def test_rates_have_the_units_they_say(monkeypatch):
     assert measurement([1.0]).gb_per_s is None and measurement([1.0]).tflop_per_s is None
 
 
+@pytest.mark.case("M04")
 def test_an_impossible_rate_is_flagged_not_printed_as_fact(monkeypatch):
     """Case M04: a working set in the cache exceeds the memory's bandwidth."""
     monkeypatch.setattr(bench, "memory_ceiling_gb_per_s", lambda: 4000.0)
@@ -140,12 +145,14 @@ def test_an_impossible_rate_is_flagged_not_printed_as_fact(monkeypatch):
     assert len(measurement([1.0], bytes=4.21e9, flops=0.74e12).warnings) == 2  # 5% is the margin
 
 
+@pytest.mark.case("N14")
 def test_a_clock_that_did_not_tick_divides_by_nothing():
     m = measurement([0.0, 0.0], bytes=10, flops=10)
     assert math.isnan(m.gb_per_s) and math.isnan(m.tflop_per_s)
     assert "nan" in str(m)
 
 
+@pytest.mark.case("N14")
 def test_zero_work_is_allowed():
     m = bench.measure(lambda: None, bytes=0, flops=0, clock="host", budget_ms=5)
     assert m.gb_per_s == 0 and m.tflop_per_s == 0
@@ -243,6 +250,7 @@ def test_measure_agrees_with_do_bench():
         assert abs(ours - theirs) <= max(0.05 * theirs, 0.001)
 
 
+@pytest.mark.case("M05")
 def test_in_turn_gives_each_the_median_of_all_rounds(monkeypatch):
     calls, samples = [], {"fast": iter([[1, 9], [2, 2]]), "slow": iter([[5], [7]])}
 

@@ -40,6 +40,7 @@ def test_by_default_in_the_project_where_git_ignores_it(monkeypatch):
     assert "runs/" in ignored or "/runs/" in ignored
 
 
+@pytest.mark.case("E11")
 def test_a_folder_of_ones_own_where_the_project_cannot_be_written(tmp_path, monkeypatch):
     """Case E11: temporary files are shared by all users, so the user's name is in the path."""
     blocked = tmp_path / "file"
@@ -119,6 +120,7 @@ def test_a_file_that_another_process_has_made_meanwhile_is_no_obstacle(parent):
     assert cache.file("kind", "abc", make).read_text() == "mine"
 
 
+@pytest.mark.case("E11")
 def test_two_processes_with_a_cold_cache_both_get_a_whole_file(parent):
     """Case E11. Each waits until the other has begun to write, so that they do overlap."""
     script = textwrap.dedent("""

@@ -1,5 +1,6 @@
 """The chain of multiply-adds, matmuls of every dtype, and the search for the best one."""
 
+import functools
 import inspect
 import math
 import shutil
@@ -104,7 +105,7 @@ def toolchain(monkeypatch):
         monkeypatch.setattr(shutil, "which", lambda name: name if name in programs else None)
         monkeypatch.setattr(compute_roofs.platform, "system", lambda: system)
         if include:
-            monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": include})
+            monkeypatch.setattr(sysconfig, "get_paths", lambda *_: {"include": include})
         compute_roofs.compiler_missing.cache_clear()
         return compute_roofs.compiler_missing()
 
@@ -113,18 +114,34 @@ def toolchain(monkeypatch):
     compute_roofs.compiler_missing.cache_clear()
 
 
+@pytest.mark.case("E21")
 def test_what_torch_compile_lacks_is_named(toolchain, tmp_path):
     (tmp_path / "Python.h").touch()
     headers = {"include": str(tmp_path)}
     assert toolchain("g++", **headers) == "" and compute_roofs.can_compile()
     assert toolchain("g++", gpu=True, **headers) == ""
-    assert toolchain("clang++", system="Darwin", **headers) == ""
     assert toolchain("cl", system="Windows", **headers) == ""
     assert "g++" in toolchain(**headers) and not compute_roofs.can_compile()
     assert "g++" in toolchain("clang++", **headers)  # Inductor does not look for it on Linux
     assert "g++" in toolchain("cl", **headers)
     assert "Triton" in toolchain("g++", gpu=True, triton="", **headers)
     assert "headers" in toolchain("g++", include=str(tmp_path / "none"))
+
+
+@pytest.mark.case("E21")
+@pytest.mark.parametrize("name", ["OMP_PREFIX", "CONDA_PREFIX"])
+def test_apples_compiler_lacks_openmp(toolchain, monkeypatch, tmp_path, name):
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(compute_roofs, "HOMEBREW_OPENMP", ())
+    for other in ("CXX", "OMP_PREFIX", "CONDA_PREFIX"):
+        monkeypatch.delenv(other, raising=False)
+    mac = functools.partial(toolchain, "clang++", system="Darwin", include=str(tmp_path))
+    assert "OpenMP" in mac()
+    monkeypatch.setenv(name, str(tmp_path))
+    assert "OpenMP" in mac()
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "omp.h").touch()
+    assert mac() == ""
 
 
 def test_another_compiler_may_be_named(toolchain, monkeypatch, tmp_path):

@@ -92,6 +92,7 @@ def kinds(outcomes, name):
     return [outcome for outcome, _ in outcomes[name]]
 
 
+@pytest.mark.case("B06")
 def test_a_dead_kernel_is_noticed_at_once(outcomes):
     assert kinds(outcomes, "dies") == ["passed", "failure", "skipped", "skipped"]
     _, message = outcomes["dies"][1]
@@ -111,6 +112,7 @@ def test_failures_say_what_happened(outcomes):
     assert "Timeout of 3 seconds" in outcomes["hangs"][0][1]
 
 
+@pytest.mark.case("B05")
 def test_what_must_pass_passes(outcomes):
     failed = [text for outcome, text in outcomes["passes"] if outcome != "passed"]
     assert not failed, "\n".join(failed)

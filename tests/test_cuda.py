@@ -1,6 +1,8 @@
 """One CUDA text runs on a GPU, in the emulator, and compiles to PTX; bad calls are refused."""
 
+import contextlib
 import sys
+import types
 
 import pytest
 import torch
@@ -87,6 +89,7 @@ def test_sizes_that_no_gpu_takes_are_refused(grid, block):
         SCALE(grid, block, torch.ones(1), 1, 2.0)
 
 
+@pytest.mark.case("E13")
 def test_arguments_are_checked_before_anything_runs():
     x = torch.ones(4)
     with pytest.raises(TypeError, match=r"x is a float\*: it takes torch.float32"):
@@ -214,6 +217,101 @@ def test_cuda_core_has_what_a_launch_needs():
         assert hasattr(cuda._core(), name)
 
 
+# Without a GPU: what is handed to cuda.core
+
+
+class Core:
+    """As cuda.core on a GPU of compute capability 9.0 that compiles what NVRTC compiles."""
+
+    def __init__(self):
+        self.launched, self.compiled = [], []
+        self.Stream = types.SimpleNamespace(from_handle=lambda handle: f"stream {handle}")
+        self.LaunchConfig = self.ProgramOptions = types.SimpleNamespace
+
+    def Device(self, index):
+        return types.SimpleNamespace(arch="90", index=index, set_current=lambda: None)
+
+    def Program(self, text, language, options):
+        def compile(kind, name_expressions):
+            if "factr" in text:
+                raise RuntimeError("all options, then all of the log")
+            self.compiled.append((kind, options.arch, options.define_macro))
+            (name,) = name_expressions
+            return types.SimpleNamespace(
+                get_kernel=lambda wanted: types.SimpleNamespace(name=wanted, handle=name)
+            )
+
+        return types.SimpleNamespace(compile=compile)
+
+    def launch(self, stream, config, kernel, *values):
+        self.launched.append((stream, config.grid, config.block, config.shmem_size, *values))
+
+
+@pytest.fixture
+def core(monkeypatch):
+    core = Core()
+    monkeypatch.setattr(cuda, "_core", lambda: core)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    stream = types.SimpleNamespace(cuda_stream=77)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    caches = cuda._compiled, cuda._stream, cuda._config
+    for cache in caches:
+        cache.cache_clear()
+    yield core
+    for cache in caches:
+        cache.cache_clear()
+
+
+def launch(kernel, *arguments, shared_bytes=0):
+    cuda._launch(kernel, torch.device("cuda", 1), (3, 1, 1), (64, 1, 1), arguments, shared_bytes)
+
+
+def test_a_launch_hands_over_pointers_and_the_current_stream(core):
+    x = torch.arange(8.0)
+    for _ in range(2):
+        launch(SCALE, x[2:], 6, 0.5)
+    expected = ("stream 77", (3, 1, 1), (64, 1, 1), 0, x.data_ptr() + 8, 6, 0.5)
+    assert core.launched == [expected] * 2
+    assert core.compiled == [("cubin", "sm_90", None)]  # once
+
+
+def test_macros_are_compiled_apart(core):
+    for name in ("a", "b", "a"):
+        launch(cuda.Kernel(SCALE.text, "scale", defines=(("NAME", name),)), torch.ones(1), 1, 1.0)
+    assert [macros for _, _, macros in core.compiled] == [[("NAME", "a")], [("NAME", "b")]]
+
+
+def test_what_does_not_compile_on_a_gpu_is_told_shortly(core):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    wrong = cuda.Kernel(SCALE.text.replace("factor * x", "factr * x"), "scale", "mine.cu")
+    with pytest.raises(ptx.CompileError, match=r"mine.cu\(3\).*factr") as refusal:
+        launch(wrong, torch.ones(4), 4, 2.0)
+    assert "all options" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("most_bytes", [1000, 100])
+def test_shared_memory_is_asked_of_the_driver(core, monkeypatch, most_bytes):
+    driver = pytest.importorskip("cuda.bindings.driver")
+    asked = []
+
+    def set_attribute(attribute, value, kernel, index):
+        asked.append((attribute.name, value, kernel, index))
+        result = driver.CUresult
+        return (result.CUDA_SUCCESS if value <= most_bytes else result.CUDA_ERROR_INVALID_VALUE,)
+
+    monkeypatch.setattr(driver, "cuKernelSetAttribute", set_attribute)
+    refused = most_bytes < 400
+    expected = (
+        pytest.raises(ValueError, match="no 400 bytes") if refused else contextlib.nullcontext()
+    )
+    with expected:
+        launch(SHARED, torch.zeros(2), 100, shared_bytes=400)
+    name = "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
+    assert asked == [(name, 400, "last", 1)]
+    assert [config[3] for config in core.launched] == [400] * (not refused)
+
+
 # On a GPU
 
 
@@ -227,6 +325,7 @@ def test_a_launch_equals_the_emulator(n):
     assert torch.equal(there.cpu(), x)
 
 
+@pytest.mark.case("E14")
 @needs_gpu
 def test_a_launch_is_queued_on_the_current_stream():
     """Case E14. A slow kernel is queued on a side stream; what follows there must wait for it."""
@@ -255,6 +354,7 @@ def test_a_launch_can_be_captured_in_a_graph():
     assert x.eq(8).all()
 
 
+@pytest.mark.case("E14")
 @needs_two_gpus
 def test_a_launch_goes_to_the_tensors_gpu():
     """Case E14: a tensor on cuda:1 while device 0 is current."""

@@ -102,7 +102,7 @@ VARIANTS = sorted({(case.file, case.defines) for case in CASES if case.kernel !=
 # The oldest, the recorded runs' and the newest: it takes long.
 ASSEMBLED = ("sm_75", "sm_90", "sm_120")
 # To a compiler of PTX these are their neighbours: a variant of each file and number type will do.
-LIKE_OTHERS = ("sm_86", "sm_89", "sm_100")
+LIKE_OTHERS = ("sm_80", "sm_86", "sm_89", "sm_100")
 
 
 def variants(arch: str) -> list:

@@ -248,6 +248,7 @@ def test_what_is_no_whole_number_is_refused_by_name(value):
         Parameter("n", "int", False).bind(value)
 
 
+@pytest.mark.case("E13")
 def test_pointers_take_tensors_of_their_dtype_alone():
     """Case E13: half-precision numbers read as floats are junk, without a word."""
     x = torch.zeros(4)

@@ -88,6 +88,7 @@ def clean_caches():
     device._nvml_handle.cache_clear()
 
 
+@pytest.mark.case("E24")
 def test_missing_properties_are_said_to_be_unknown(monkeypatch, clean_caches):
     """Case E24: property names vary by torch version and vendor; the name may be unknown."""
     fake_gpu(monkeypatch, name="AMD Radeon Graphics", major=9, minor=4, uuid=None)
@@ -115,6 +116,7 @@ def test_known_properties_are_shown_with_units(monkeypatch, clean_caches):
     assert device.slug() == "nvidia_h200"
 
 
+@pytest.mark.case("E15")
 def test_a_gpu_too_old_for_triton_is_left_aside(monkeypatch, clean_caches):
     fake_gpu(monkeypatch, capability=(6, 1), name="NVIDIA GeForce GTX 1080")
     assert not device.has_cuda()
@@ -134,3 +136,62 @@ def test_describe_is_one_aligned_table(capsys):
 def test_sensors_without_a_gpu_are_empty():
     if not device.has_cuda():
         assert device.sensors() == {}
+
+
+@pytest.fixture
+def nvml(monkeypatch, clean_caches):
+    """NVML, as it answers for the one GPU of this UUID, whose power it hides."""
+    pynvml = pytest.importorskip("pynvml")
+    fake_gpu(monkeypatch, name="NVIDIA H200", major=9, minor=0, uuid="5eed-0007")
+
+    def hidden(_):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    handles = {"GPU-5eed-0007": "handle"}
+    mhz = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
+    answers = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByUUID": handles.__getitem__,
+        "nvmlDeviceGetClockInfo": lambda handle, domain: mhz[domain],
+        "nvmlDeviceGetMaxClockInfo": lambda handle, domain: 1985,
+        "nvmlDeviceGetPowerUsage": hidden,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 700_000,
+        "nvmlDeviceGetTemperature": lambda handle, sensor: 41,
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: (
+            pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonGpuIdle
+        ),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    return pynvml
+
+
+def test_sensors_are_of_the_gpu_in_use_and_a_closed_one_is_left_out(nvml):
+    assert device.sensors() == {
+        "sm_mhz": 1980,
+        "sm_max_mhz": 1985,
+        "memory_mhz": 3201,
+        "power_limit_w": 700,
+        "temperature_c": 41,
+    }
+    facts = device.facts("smoke")
+    assert facts["SM clock now"] == "1,980 MHz (up to 1,985)"
+    assert facts["Power now"] == device.UNKNOWN
+
+
+def test_what_holds_the_clock_down_is_in_nvmls_words(nvml, monkeypatch):
+    assert set(device.clock_limits()) == {"SwPowerCap", "GpuIdle"}
+    monkeypatch.setattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda _: 0)
+    assert device.clock_limits() == ()
+    monkeypatch.delattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons")  # an older library
+    assert device.clock_limits() == ()
+
+
+def test_a_gpu_that_nvml_does_not_know_has_no_sensors(nvml, monkeypatch):
+    """A MIG slice, or a container without permission."""
+
+    def unknown(_):
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_FOUND)
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByUUID", unknown)
+    assert device.sensors() == {} and device.clock_limits() == ()

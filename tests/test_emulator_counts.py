@@ -4,10 +4,11 @@ import shutil
 
 import pytest
 import torch
+from emulation import needs_emulator
 
 from tests.test_emulator import floats, run
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = needs_emulator
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import time
 
 import pytest
 import torch
+from emulation import needs_emulator
 
 from helpers import emulator
 from tests.test_emulator import TILED, floats, number, run
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = needs_emulator
 
 
 def fault(body, *, n=32, x=None, **options) -> emulator.KernelFault:
@@ -27,6 +28,7 @@ def fault(body, *, n=32, x=None, **options) -> emulator.KernelFault:
     return caught.value
 
 
+@pytest.mark.case("B07")
 @pytest.mark.parametrize(
     "body, thread, words",
     [

@@ -1,15 +1,14 @@
 """CUDA's functions and types, each against PyTorch, NumPy or a value worked out by hand."""
 
-import shutil
-
 import numpy
 import pytest
 import torch
+from emulation import needs_emulator
 
 from helpers import emulator
 from tests.test_emulator import floats, run
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = needs_emulator
 
 
 def doubles(body: str, columns: int, threads: int = 64, **options) -> torch.Tensor:

@@ -8,11 +8,12 @@ import threading
 import numpy
 import pytest
 import torch
+from emulation import needs_emulator
 
 from helpers import cache, emulator
 from tests.test_emulator import GELU, floats, link_runtime, run
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = needs_emulator
 
 
 def test_launches_from_many_threads():

@@ -69,6 +69,7 @@ def test_the_ranges_admit_the_recorded_and_the_newest_releases(torch, triton):
     assert RANGES["triton"].specifier.contains(triton)
 
 
+@pytest.mark.case("E20")
 @pytest.mark.parametrize("machine", [MACOS, WINDOWS], ids=["macOS", "Windows"])
 def test_installs_where_triton_has_no_wheels(machine):
     for requirements in (PINS, RANGES):
@@ -94,6 +95,7 @@ def test_conda_gets_its_versions_from_the_requirements():
     assert delegated == {"pip": ["-r requirements.txt"]}
 
 
+@pytest.mark.case("E22")
 @pytest.mark.parametrize("source", ["pyproject.toml", "environment.yml"])
 def test_the_supported_pythons_are_declared(source):
     declared = {

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from emulation import needs_emulator
 from verdicts import verdict
 
 from helpers import ptx
@@ -127,6 +128,7 @@ RIGHT = {
 }
 
 
+@needs_emulator
 @pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT)
 def test_repaired_kernels_are_right(capsys, text):
     assert verdict(capsys, "05.2", lambda: text) == "correct."
@@ -214,6 +216,7 @@ WRONG = {
 }
 
 
+@needs_emulator
 @pytest.mark.parametrize("text, hint", WRONG.values(), ids=WRONG)
 def test_wrong_kernels_are_rejected_with_a_hint(capsys, monkeypatch, text, hint):
     monkeypatch.setattr(cuda_gelu, "TIMEOUT_S", 1)
@@ -227,6 +230,7 @@ def test_what_is_no_text_is_rejected(capsys, answer):
     assert "return the kernel's text, not " in verdict(capsys, "05.2", lambda: answer)
 
 
+@needs_emulator
 def test_without_nvrtc_right_values_are_enough(capsys, monkeypatch):
     def missing(*_, **__):
         raise ptx.ToolMissing("NVRTC is missing")

@@ -1,18 +1,15 @@
 """The checkers of exercises 06.1 and 06.2 take what is right, and say what is wrong."""
 
 import re
-import shutil
 
 import pytest
 import torch
+from emulation import needs_emulator
 from verdicts import verdict
 
 from helpers import cuda, emulator
 from helpers.device import has_cuda
 from helpers.exercises import memory, written_kernels
-
-needs_emulator = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-
 
 # 06.1: s, o, b: stride, offset, element_bytes
 

@@ -951,6 +951,7 @@ def test_compiled_kernels_tell_their_block_by_its_constant(capsys, monkeypatch):
         assert re.search(hint, verdict(capsys, "08.3", answer))
 
 
+@needs_triton
 @interpreted
 def test_what_was_right_compiles():
     ptx.triton_compile_many(REQUESTS)

@@ -739,6 +739,7 @@ def test_fp64_is_found_in_the_compiled_kernel(capsys):
 # Both
 
 
+@needs_triton
 @interpreted
 def test_what_was_right_compiles():
     ptx.triton_compile_many(REQUESTS)

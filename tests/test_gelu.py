@@ -68,6 +68,7 @@ def test_ours_are_rounded_once(way, dtype):
     assert ((y - expected).abs() <= units * unit).all()
 
 
+@pytest.mark.case("N01")
 @each_way
 def test_large_values_are_finite(way):
     """Case N01: tanh from exp(2a) is inf / inf from x = 10.06 on."""
@@ -89,6 +90,7 @@ def test_the_largest_numbers_of_a_dtype(way, dtype):
     assert 0 <= y[2] <= x[2]
 
 
+@pytest.mark.case("N02")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_computed_in_fp32(dtype):
     """Case N02: in fp16 the cube overflows from 41 on, and so do its gradients."""
@@ -102,6 +104,7 @@ def test_half_precision_is_computed_in_fp32(dtype):
         assert x.grad[1:6].eq(1).all() and x.grad[8:].eq(0).all()
 
 
+@pytest.mark.case("N03")
 @each_own
 @each_dtype
 @pytest.mark.parametrize("repeats", [1, 64])
@@ -116,6 +119,7 @@ def test_infinities_and_nan(way, dtype, repeats):
     assert_close(y[:, 3], reference(x.view(repeats, 4)[:, 3]))
 
 
+@pytest.mark.case("N04")
 @each_way
 def test_it_is_the_tanh_form(way):
     """Case N04. PyTorch's default is the erf form; small values are compared absolutely."""
@@ -127,6 +131,7 @@ def test_it_is_the_tanh_form(way):
     assert x[apart.argmax()].abs().item() == pytest.approx(2.7, abs=0.1)
 
 
+@pytest.mark.case("N05")
 @each_own
 @each_dtype
 def test_zeros_give_zero_of_either_sign(way, dtype):
@@ -135,6 +140,7 @@ def test_zeros_give_zero_of_either_sign(way, dtype):
     assert (y == 0).all()
 
 
+@pytest.mark.case("N14")
 @each_own
 @each_dtype
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3)])
@@ -219,6 +225,7 @@ def test_vectors_are_read_where_x_and_y_are_aligned(monkeypatch):
     assert [vector_bytes for _, vector_bytes in used] == [16, 16, 4, 4]
 
 
+@pytest.mark.case("N31")
 @pytest.mark.parametrize("launch", [gelu.launch_cuda_gelu, gelu.launch_triton_gelu])
 def test_writing_in_place_is_right(launch):
     x = randn(1025)
@@ -244,6 +251,7 @@ def test_slopes_of_large_values():
     assert x.grad.tolist() == [1] * 6 + [0] * 6
 
 
+@pytest.mark.case("N29")
 @each_own
 @each_dtype
 @pytest.mark.parametrize("n", [1, 257, 1024, 5000])
@@ -336,6 +344,7 @@ def test_all_ways_agree(dtype):
         assert_close(other, first.double(), 5 * TOLERANCE[dtype])
 
 
+@pytest.mark.case("E14")
 @each_own
 @pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -360,6 +369,7 @@ def test_more_elements_than_an_int_counts(way):
     assert_close(way(x)[-9:], reference(x[-9:]))
 
 
+@pytest.mark.case("E21")
 @each_own
 @pytest.mark.skipif(not compute_roofs.can_compile(), reason=compute_roofs.compiler_missing())
 def test_inside_a_compiled_function(way):

@@ -110,6 +110,7 @@ def test_a_mutant_is_noticed(tmp_path, old, new):
         check(module)
 
 
+@pytest.mark.case("N02")
 def test_computing_in_half_precision_is_refused(tmp_path):
     """Case N02: by Triton itself, which has no exp of 16 bits."""
     with pytest.raises(Exception) as refused:
@@ -127,6 +128,7 @@ KERNELS = {  # the pointers of each, and where its text ends
 }
 
 
+@pytest.mark.case("N15")
 @pytest.mark.parametrize("pointers, end", KERNELS.values(), ids=KERNELS)
 def test_offsets_are_64_bits_wide(pointers, end):
     """Case N15: beyond 2^31 elements a product in 32 bits wraps around."""

@@ -1,5 +1,6 @@
 """Rings, levels, and the frames of latency and in_flight; their kernels through the emulator."""
 
+import dataclasses
 import itertools
 import re
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from cuda_cases import CASES
 
-from helpers import cuda, in_flight, latency, native, rings, strides
+from helpers import cuda, in_flight, latency, native, rings, specs, strides
 from helpers.check import relative_error
 from helpers.device import device, has_cuda
 from helpers.emulator import KernelFault, Unsupported
@@ -119,6 +120,16 @@ def test_own_caches_are_those_of_one_thread():
         assert latency._own_caches(CPU) == two
     finally:
         torch.set_num_threads(before)
+
+
+def test_own_caches_of_a_gpu_are_one_sms_l1_and_the_l2(monkeypatch):
+    h100 = specs.get("H100 SXM")
+    monkeypatch.setattr(specs, "this_gpu", lambda: h100)
+    gpu = torch.device("cuda")
+    assert latency._own_caches(gpu) == {"L1": 256 * KB, "L2": 50 << 20}
+    unknown = dataclasses.replace(h100, l2_mb=None)
+    monkeypatch.setattr(specs, "this_gpu", lambda: unknown)
+    assert latency._own_caches(gpu) == {}  # then levels are told apart by plateaus
 
 
 def test_staircase_on_a_cpu(compiled):

@@ -58,6 +58,7 @@ def test_values(way, dtype, m, k, n):
     assert torch.equal(a, before[0]) and torch.equal(b, before[1])
 
 
+@pytest.mark.case("N17")
 @pytest.mark.skipif(not has_cuda(), reason="takes minutes in the emulator")
 @each_cuda_way
 @pytest.mark.parametrize("m, k, n", [(1000, 1001, 999), (2048, 1024, 512), (257, 5000, 129)])
@@ -156,6 +157,7 @@ def test_four_elements_at_once_where_everything_is_aligned(monkeypatch):
     assert used == ["0"] * 7
 
 
+@pytest.mark.case("N14")
 @each_way
 @pytest.mark.parametrize("m, k, n", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0), (0, 0, 5)])
 def test_empty_sizes(way, m, k, n):

@@ -79,6 +79,7 @@ def test_what_the_ring_takes():
     assert ring_bytes(Config(64, 16, 32, stages=2), 4, False) == (64 * 32 + 32 * 16) * 4
 
 
+@pytest.mark.case("E16")
 @pytest.mark.parametrize("capability, dtype, multiplied, described", ASKED, ids=str)
 def test_plans_fit(capability, dtype, multiplied, described):
     """Case E16, and what tl.dot and the registers of a thread can take."""
@@ -262,6 +263,7 @@ def launches(monkeypatch):
     return fake
 
 
+@pytest.mark.case("E16")
 @needs_triton
 def test_a_plan_that_does_not_fit_is_passed_over(monkeypatch, launches):
     """Case E16."""
@@ -410,6 +412,7 @@ def test_fp32_by_what_it_is_multiplied_in(hopper, monkeypatch):
         assert set(plans_for(*abc)) == set(expected)
 
 
+@pytest.mark.case("E01")
 @pytest.mark.skipif(not interpreting(), reason="in the interpreter")
 def test_the_interpreter_has_one_plan(monkeypatch):
     monkeypatch.setattr(matmul_plans.machine, "profile", lambda: "full")
@@ -417,6 +420,7 @@ def test_the_interpreter_has_one_plan(monkeypatch):
     assert plans_for(*matrices(1, 1, 1, FP32), "gelu") == [INTERPRETED]
 
 
+@pytest.mark.case("N31")
 @pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
 def test_the_tuned_matmul_is_right(monkeypatch):
     monkeypatch.setattr(matmul_plans, "_fastest", {})

@@ -46,6 +46,7 @@ def test_attempt_says_that_the_cpus_memory_is_out():
     assert attempt(lambda: 1) == 1
 
 
+@pytest.mark.case("E17")
 @pytest.mark.parametrize(
     "error",
     [
@@ -105,6 +106,7 @@ def test_free_bytes_of_a_cpu_is_what_can_be_had_without_swapping(monkeypatch):
 GB = 2**30
 
 
+@pytest.mark.case("E17")
 @pytest.mark.parametrize(
     "free, reserved, allocated, fraction, expected",
     [
@@ -128,6 +130,7 @@ def test_free_bytes_of_a_gpu(monkeypatch, free, reserved, allocated, fraction, e
     assert free_bytes() == expected
 
 
+@pytest.mark.case("E17")
 @NEEDS_GPU
 def test_free_bytes_keeps_to_this_process_share():
     before = torch.cuda.get_per_process_memory_fraction()

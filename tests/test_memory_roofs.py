@@ -1,12 +1,13 @@
 """Levels of memory told apart, on ladders whose levels are known, and what the readers read."""
 
+import dataclasses
 import inspect
 
 import pandas as pd
 import pytest
 import torch
 
-from helpers import memory_roofs
+from helpers import memory_roofs, specs
 from helpers.check import assert_close
 from helpers.device import device, has_cuda, triton_version
 from helpers.memory_roofs import plateaus, size_text
@@ -129,6 +130,15 @@ def test_a_cpu_that_hides_its_caches_counts_from_the_l1(cpu, monkeypatch):
         "L2": 30,
         "memory, read": 10,
     }
+
+
+def test_a_gpus_caches_are_those_of_its_datasheet(gpu, monkeypatch):
+    h100 = specs.get("H100 SXM")
+    monkeypatch.setattr(specs, "this_gpu", lambda: h100)
+    assert memory_roofs.cache_bytes() == {"all L1s": 132 * 256 * 1024, "L2": 50 * 2**20}
+    unknown = dataclasses.replace(h100, l1_kb_per_sm=None)
+    monkeypatch.setattr(specs, "this_gpu", lambda: unknown)
+    assert memory_roofs.cache_bytes() == {"L2": 50 * 2**20}
 
 
 def test_cpu_caches_never_fails_and_grows():

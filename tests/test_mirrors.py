@@ -7,6 +7,9 @@ import inspect
 import pytest
 from notebook_files import NOTEBOOKS, read, tags
 
+from helpers.device import triton_version
+from helpers.triton_mode import tl
+
 TAG = "mirror:"
 MIRRORS = [
     pytest.param(cell.source, tag.removeprefix(TAG), id=f"{path.stem}-{tag.removeprefix(TAG)}")
@@ -24,6 +27,8 @@ def source_of(dotted_name: str) -> str:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise AssertionError(f"{dotted_name} does not exist: {error}") from error
+    if isinstance(found, type(tl)) and not triton_version():
+        pytest.skip("needs Triton")
     if not inspect.isfunction(found) and not inspect.isclass(found):
         found = found.fn  # a Triton kernel wraps its function
     return inspect.getsource(found)

@@ -14,7 +14,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from notebook_files import NOTEBOOKS, ROOT, problems, read
 
-from helpers import engine
+from helpers import colab, engine
 from helpers.normalise import normalise
 
 NAMES = [path.name for path in NOTEBOOKS]
@@ -56,8 +56,9 @@ def test_keeps_the_rules(path):
 
 @each_notebook
 def test_is_in_normal_form(path):
-    notebook = read(path)
-    expected = nbformat.writes(normalise(notebook)) + "\n"
+    notebook = normalise(read(path))
+    colab.refresh(notebook, path.name, colab.repository())
+    expected = nbformat.writes(notebook) + "\n"
     assert path.read_text(encoding="utf-8") == expected, (
         f"python -m helpers.record --normalise-only {path.relative_to(ROOT)}"
     )
@@ -81,17 +82,18 @@ def good_notebook():
         )
 
     picture = new_output("display_data", data={"image/png": "aGk=\n", "text/plain": "<Figure>"})
-    result = new_output("execute_result", data={"text/plain": "3"}, execution_count=2)
+    result = new_output("execute_result", data={"text/plain": "3"}, execution_count=3)
     kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return new_notebook(
         metadata={"kernelspec": kernelspec, "language_info": {"name": "python"}},
         cells=[
             new_markdown_cell("# 02. Title\n[back](01_a.ipynb) [on](03_c.ipynb)", id="02-title"),
-            code("02-parameters", 'profile = "auto"\nsize = 3', 1, "parameters"),
-            code("02-size", "size", 2, outputs=[result, picture]),
-            code("02-stub", "def answer(): ...", 3, "exercise"),
-            code("02-check", "check_exercise(answer)", 4),
-            code("02-solution", "42", 5, "solution", jupyter={"source_hidden": True}),
+            code("02-colab", "pass", 1, "colab", jupyter={"source_hidden": True}),
+            code("02-parameters", 'profile = "auto"\nsize = 3', 2, "parameters"),
+            code("02-size", "size", 3, outputs=[result, picture]),
+            code("02-stub", "def answer(): ...", 4, "exercise"),
+            code("02-check", "check_exercise(answer)", 5),
+            code("02-solution", "42", 6, "solution", jupyter={"source_hidden": True}),
             new_code_cell("", id="02-empty"),
         ],
     )
@@ -117,50 +119,56 @@ def set_source(cell, source):
 
 def print_text(text, name="stdout"):
     output = new_output("stream", text=text, name=name)
-    return lambda notebook: notebook.cells[2].outputs.append(output)
+    return lambda notebook: notebook.cells[3].outputs.append(output)
 
 
 def show(mime_type, content):
     output = new_output("display_data", data={mime_type: content})
-    return lambda notebook: notebook.cells[2].outputs.append(output)
+    return lambda notebook: notebook.cells[3].outputs.append(output)
 
 
 MUTANTS = {
     "format 4.5": lambda n: n.update(nbformat_minor=4) or [c.pop("id") for c in n.cells],
-    "invalid": lambda n: n.cells[2].metadata.update(tags=["core", "core"]),
+    "invalid": lambda n: n.cells[3].metadata.update(tags=["core", "core"]),
     "kernelspec": lambda n: n.metadata.kernelspec.update(display_name="mine"),
-    "stands twice": lambda n: n.cells[2].update(id="02-stub"),
-    "02-words": lambda n: n.cells[2].update(id="a1b2c3"),
+    "stands twice": lambda n: n.cells[3].update(id="02-stub"),
+    "02-words": lambda n: n.cells[3].update(id="a1b2c3"),
     "larger than": show("image/jpeg", "A" * 1_500_000),
-    "41 lines": set_source(2, "\n".join(["size"] * 41)),
+    "41 lines": set_source(3, "\n".join(["size"] * 41)),
     "does not start with": set_source(0, "# Title\n[back](01_a.ipynb) [on](03_c.ipynb)"),
     "no link to 03": set_source(0, "# 02. Title\n[back](01_a.ipynb)"),
     "no link to 01": set_source(0, "# 02. Title\n[on](03_c.ipynb)"),
     "does not exist": lambda n: n.cells[0].update(source=n.cells[0].source + " [x](09_x.ipynb)"),
-    "0 cells are tagged": lambda n: n.cells[1].metadata.clear(),
-    "2 cells are tagged": lambda n: n.cells[2].metadata.update(tags=["parameters"]),
-    "does not set profile": set_source(1, 'profile = "smoke"'),
-    "fresh kernel": lambda n: n.cells[3].update(execution_count=7),
-    "another run": lambda n: n.cells[2].outputs[0].update(execution_count=7),
-    "ended in ValueError": lambda n: n.cells[2].outputs.append(
+    "first code cell is not 02-colab": lambda n: n.cells[1].update(id="02-begin"),
+    "not 02-colab, tagged": lambda n: n.cells[1].metadata.update(tags=["core"]),
+    "02-colab is not collapsed": lambda n: n.cells[1].metadata.pop("jupyter"),
+    "02-colab shows": lambda n: n.cells[1].outputs.append(
+        new_output("stream", text="installed", name="stdout")
+    ),
+    "0 cells are tagged": lambda n: n.cells[2].metadata.clear(),
+    "2 cells are tagged": lambda n: n.cells[3].metadata.update(tags=["parameters"]),
+    "does not set profile": set_source(2, 'profile = "smoke"'),
+    "fresh kernel": lambda n: n.cells[4].update(execution_count=7),
+    "another run": lambda n: n.cells[3].outputs[0].update(execution_count=7),
+    "ended in ValueError": lambda n: n.cells[3].outputs.append(
         new_output("error", ename="ValueError", evalue="", traceback=[])
     ),
-    "no output is a picture": lambda n: n.cells[2].outputs.pop(),
+    "no output is a picture": lambda n: n.cells[3].outputs.pop(),
     "notebook: papermill": lambda n: n.metadata.update(papermill={}),
     "notebook: widgets": lambda n: n.metadata.update(widgets={}),
-    "metadata: papermill": set_metadata(2, "papermill"),
+    "metadata: papermill": set_metadata(3, "papermill"),
     "metadata: execution": set_metadata(0, "execution"),
     "of one machine: /home": print_text("/home/ada/x"),
     "of one machine: Warning": print_text("a\nWarning in /tmp/x.py\n", "stderr"),
     "of one machine: <b>": show("text/html", "<b>/usr/lib/site-packages/torch/x.py"),
-    "of one machine: open": set_source(2, "open('/root/x')"),
+    "of one machine: open": set_source(3, "open('/root/x')"),
     f"machine: {ROOT.parent}": print_text(f"{ROOT.parent}/other"),
     "progress bar": print_text("\r 50%|█████     | 1/2 [00:01<00:01]", "stderr"),
     "widget": show("application/vnd.jupyter.widget-view+json", {"model_id": "1"}),
-    "not collapsed": lambda n: n.cells[5].metadata.pop("jupyter"),
-    "not followed": lambda n: n.cells.pop(5),
+    "solution that is not collapsed": lambda n: n.cells[6].metadata.pop("jupyter"),
+    "not followed": lambda n: n.cells.pop(6),
     "check and then": lambda n: (
-        n.cells.pop(4) and [c.update(execution_count=c.execution_count - 1) for c in n.cells[4:5]]
+        n.cells.pop(5) and [c.update(execution_count=c.execution_count - 1) for c in n.cells[5:6]]
     ),
 }
 
@@ -180,8 +188,8 @@ def test_the_rules_find_a_wrong_name(tmp_path):
 
 def test_a_mirrored_cell_may_be_long(tmp_path):
     notebook = good_notebook()
-    set_source(2, "\n".join(["size"] * 41))(notebook)
-    notebook.cells[2].metadata.tags = ["mirror:helpers.bench.benchmark"]
+    set_source(3, "\n".join(["size"] * 41))(notebook)
+    notebook.cells[3].metadata.tags = ["mirror:helpers.bench.benchmark"]
     assert found_in(notebook, tmp_path) == []
 
 

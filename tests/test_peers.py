@@ -18,7 +18,7 @@ from helpers import (
     softmax_peers,
 )
 from helpers.check import assert_close
-from helpers.device import has_cuda
+from helpers.device import has_cuda, triton_version
 from helpers.kernels import gelu, matmul, softmax
 
 EXPECTED = torch.arange(8.0, dtype=torch.float64)
@@ -291,6 +291,7 @@ def test_where_nothing_compiles_that_peer_has_a_reason(tiny, monkeypatch):
         assert one.peers["torch.compile"] == "no C++ compiler"
 
 
+@pytest.mark.case("E22")
 def test_a_python_that_torch_compile_refuses_costs_that_peer_alone(tiny, times, monkeypatch):
     """Case E22."""
 
@@ -556,6 +557,7 @@ def test_ligers_function_is_taken_where_it_is_and_may_return_its_result(
         softmax_peers._liger.cache_clear()
 
 
+@pytest.mark.skipif(not triton_version(), reason="needs Triton")
 def test_the_lectures_kernel_takes_one_row_a_program(few_rows, no_liger, monkeypatch):
     """At 512 columns too, where ours takes two."""
     grids = []

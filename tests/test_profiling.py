@@ -63,6 +63,7 @@ def gpu_capture() -> Capture:
 # ---- accessors and tables
 
 
+@pytest.mark.case("M08")
 @pytest.mark.parametrize("prefix", ["device", "cuda"])
 def test_device_time_reads_both_attribute_names(prefix):
     fields = {f"{prefix}_time_total": 12.5, f"self_{prefix}_time_total": 2}
@@ -212,6 +213,7 @@ def test_a_range_named_like_an_operator_does_not_hide_it():
     assert "aten::mm" in profiling.operations(profiling.capture(run), limit=50)["name"].tolist()
 
 
+@pytest.mark.case("M07")
 def test_capture_asks_only_for_supported_activities(monkeypatch):
     """Case M07: a build that lists one activity still gives a table."""
     asked = []

@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,19 @@ import pytest
 from helpers import check, progress
 from helpers.check import check_exercise, main
 
-TODAY = datetime.date.today().isoformat()
+TODAY = "2026-01-31"
+
+
+@pytest.fixture(autouse=True)
+def today(monkeypatch):
+    """One day for all tests: a run of them may last until the next."""
+
+    class Date(datetime.date):
+        @classmethod
+        def today(cls):
+            return cls.fromisoformat(TODAY)
+
+    monkeypatch.setattr(progress, "datetime", types.SimpleNamespace(date=Date))
 
 
 @pytest.fixture

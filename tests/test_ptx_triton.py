@@ -223,6 +223,7 @@ def load(path, number):
     return module
 
 
+@pytest.mark.case("B02")
 def test_an_edited_kernel_is_compiled_anew(tmp_path, children):
     text = """
 import triton
@@ -268,6 +269,7 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if line.strip() == text)
 
 
+@pytest.mark.case("E05")
 def test_errors_name_file_and_line_and_spare_the_others(children):
     bad = [ptx.Request(kernel, {"x_ptr": "*i32"}) for kernel in (reads_a_plain_global, calls_wrong)]
     good = ptx.Request(add, ADD, {"BLOCK": 256})

@@ -4,6 +4,7 @@ import base64
 import html.parser
 import importlib.util
 import json
+import re
 import shutil
 import sys
 import xml.etree.ElementTree
@@ -155,10 +156,16 @@ def test_a_run_without_records_has_a_page_and_no_pictures(folder):
     assert json.loads((folder / "results.json").read_text())["records"] == []
 
 
-def test_results_that_cannot_be_written_cost_nothing_else(folder):
+def test_results_that_cannot_be_written_cost_nothing_else(folder, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
     (folder / "results.json").mkdir()
+    report.write(folder)
+    assert (folder / "results.json").is_file()  # what was in its place has been moved aside
+    monkeypatch.setattr(report.report_records, "write", full)
     page = report.write(folder).read_text(encoding="utf-8")
-    assert "results.json cannot be written" in page and "12.5" in page
+    assert "results.json cannot be written: No space" in page and "12.5" in page
 
 
 GPU = "NVIDIA <A100-SXM4-80GB>"
@@ -183,10 +190,15 @@ def measured(tmp_path_factory):
     return run
 
 
-def test_a_gpu_has_all_its_curves_in_one_file(measured):
-    path = report.write(measured, pictures=True)
-    page, links = path.read_text(encoding="utf-8"), Links(path.read_text(encoding="utf-8"))
-    assert path.stat().st_size < 1_500_000
+@pytest.fixture(scope="module")
+def measured_page(measured):
+    return report.write(measured, pictures=True)
+
+
+def test_a_gpu_has_all_its_curves_in_one_file(measured_page):
+    page = measured_page.read_text(encoding="utf-8")
+    links = Links(page)
+    assert measured_page.stat().st_size < 1_500_000
     assert "cannot be shown" not in page and "Not this machine" not in page
     assert "NVIDIA &lt;A100-SXM4-80GB&gt;" in page and GPU not in page
     assert "://" not in page and "<script" not in page and "<link" not in page
@@ -206,9 +218,10 @@ def test_a_gpu_has_all_its_curves_in_one_file(measured):
     assert "<th>GeLU</th>" in page or 'valign="top">GeLU</th>' in page
 
 
-def test_sentences_are_made_from_the_curves(measured):
+def test_sentences_are_made_from_the_curves(measured, measured_page):
     own = report_records.machine(measured, machines.gather(measured / "records")[0])
-    shown = {p["title"]: p["sentence"] for p in report_figures.pictures(own, None)}
+    page = measured_page.read_text(encoding="utf-8")
+    shown = dict(re.findall(r"(?s)<h3>([^<]*)</h3>.*?<p>This machine: ([^<]*)</p>", page))
     ladder = own.series("03_roofline", "ladder")
     assert f"{ladder['gb_per_s'].max():,.0f} GB/s from the caches" in shown["Bandwidth"]
     assert "each 132 tiles more cost one wave" in shown["Staircase"]

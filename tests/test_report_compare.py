@@ -94,8 +94,9 @@ def test_the_command_line(folders, capsys):
 @pytest.mark.parametrize("name", ["page.html", "folder"])
 def test_a_page_where_one_is_asked_for(folders, name, capsys):
     one, two = folders
-    odd = [record | {"op": f"<b>{record['op']}</b>"} for record in A]
     for folder in folders:
+        change = {"device": f"GPU {folder.name}"}
+        odd = [record | change | {"op": f"<b>{record['op']}</b>"} for record in A]
         results.save(odd, folder / "records" / "02_b.json")
     output = one.parent / name
     assert run.main(["--compare", str(one), str(two), "--output", str(output)]) == 0

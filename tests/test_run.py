@@ -5,7 +5,6 @@ import os
 import random
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +15,7 @@ import nbformat
 import psutil
 import pytest
 
-from helpers import device, engine, execute, report, run, run_folder
-from helpers.runner import default_jobs
+from helpers import device, engine, execute, open_run, report, run, run_folder, runner
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 20  # for one notebook on a busy machine; the ones that hang take all of it
@@ -43,12 +41,14 @@ def make_notebook(folder: Path, name: str, *cells: str, kernel: str = "python3")
     return path
 
 
-def start(folder: Path, output: Path, *arguments: object, **options) -> subprocess.Popen:
+def start(
+    folder: Path, output: Path, *arguments: object, jobs: tuple = ("--jobs", 1), **options
+) -> subprocess.Popen:
     # pytest's variable would switch off ipykernel's capture of what processes print
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     environment |= {"LECTURES_PROFILE": "smoke"}
     command = [sys.executable, "-m", "helpers.run", "--notebooks", folder, "--output", output]
-    command += ["--jobs", 1]
+    command += jobs
     return subprocess.Popen(
         [*map(str, command), *map(str, arguments)],
         env=environment,
@@ -82,9 +82,9 @@ def sources(path: Path) -> list[str]:
     return [cell.source for cell in nbformat.read(path, as_version=4).cells]
 
 
-def run_main(folder: Path, output: Path, *arguments: object) -> int:
+def run_main(folder: Path, output: Path, *arguments: object, jobs: tuple = ("--jobs", 1)) -> int:
     """The runner in this process; the notebooks have theirs as ever."""
-    known = ["--notebooks", folder, "--output", output, "--jobs", 1]
+    known = ["--notebooks", folder, "--output", output, *jobs]
     return run.main([*map(str, known), *map(str, arguments)])
 
 
@@ -206,7 +206,8 @@ def test_two_at_a_time_but_for_those_that_run_alone(tmp_path, monkeypatch):
     tagged = f"tag: parameters alone\n{WAIT.format(me='c')}"
     make_notebook(folder, "03_c", tagged, alone, end.format(me="c"))
     make_notebook(folder, "04_d", WAIT.format(me="d"), "assert there('c ended')")
-    assert run_main(folder, output, "--no-pages", "--jobs", 2) == 0
+    monkeypatch.setattr(runner, "default_jobs", lambda: 2)
+    assert run_main(folder, output, "--no-pages", jobs=()) == 0
     assert statuses(output) == dict.fromkeys(("01_a", "02_b", "03_c", "04_d"), "passed")
     assert all(f'id="{name}"' in (output / "index.html").read_text() for name in statuses(output))
     assert run_main(folder, tmp_path / "none", "--jobs", 0) == 2
@@ -216,14 +217,13 @@ def test_kernels_start_one_after_the_other(tmp_path, monkeypatch):
     """Free ports are found by trying, so that two that look at once may find the same."""
     starting, most = [], []
 
-    def stand_in(notebook, output, log, parameters, environment, limit_s, on_cell, cancelled):
+    def stand_in(notebook, output, log, parameters, environment, limit_s, on_cell, *_):
         starting.append(notebook)
         time.sleep(0.2)
         most.append(len(starting))
         starting.remove(notebook)
         on_cell({"index": 0, "execution_count": 1})
         time.sleep(0.4)
-        shutil.copy(notebook, output)
         return {"status": "passed"}
 
     monkeypatch.setattr(execute, "execute", stand_in)
@@ -231,17 +231,19 @@ def test_kernels_start_one_after_the_other(tmp_path, monkeypatch):
     for name in names:
         make_notebook(tmp_path / "notebooks", name, "1")
     began = time.monotonic()
-    assert run_main(tmp_path / "notebooks", tmp_path / "run", "--no-pages", "--jobs", 3) == 0
+    monkeypatch.setattr(runner, "default_jobs", lambda: 3)
+    assert run_main(tmp_path / "notebooks", tmp_path / "run", "--no-pages", jobs=()) == 0
     assert most == [1, 1, 1] and time.monotonic() - began < 60
     assert statuses(tmp_path / "run") == dict.fromkeys(names, "passed")
 
 
+@pytest.mark.skipif(device.has_cuda(), reason="one at a time on a GPU: tests/test_cluster.py")
 def test_an_interruption_ends_all_that_run(tmp_path):
     folder, output = tmp_path / "notebooks", tmp_path / "run"
     for name in ("01_a", "02_b", "03_c"):
         tell = TELL_PIDS.replace("{file}", f"pids {name}")
         make_notebook(folder, name, tell, "import time; time.sleep(600)")
-    runner = start(folder, output, "--jobs", 2)
+    runner = start(folder, output, jobs=())
     files = [folder / "pids 01_a", folder / "pids 02_b"]
     wait_for(lambda: all(file.exists() for file in files))
     runner.send_signal(signal.SIGINT)
@@ -255,9 +257,9 @@ def test_how_many_at_a_time(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     for gpu, jobs in ((True, 1), (False, 2)):
         monkeypatch.setattr(device, "has_cuda", lambda gpu=gpu: gpu)
-        assert default_jobs() == jobs
+        assert runner.default_jobs() == jobs
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert default_jobs() == 1
+    assert runner.default_jobs() == 1
 
 
 def test_interrupted_resumed_and_run_again_with_other_inputs(tmp_path, monkeypatch, capsys):
@@ -414,39 +416,138 @@ def test_the_commands_of_the_readme_are_accepted(tmp_path):
         run.parameters_of(notebooks, given)
 
 
-def test_a_damaged_status_is_refused(tmp_path, capsys):
-    folder, output = tmp_path / "notebooks", tmp_path / "run"
-    make_notebook(folder, "01_a", "# 01. A", "1")
-    output.mkdir()
-    for content in ("", "[]", '{"notebooks": {"01_a": 3}}', '{"device"'):
+def finish_notebook(output: Path, name: str, started: str, **changes: object) -> None:
+    """What a run leaves of a notebook that has passed, at once."""
+    entry = {"notebook": name, "status": "passed", "seconds": 1.0, "fingerprint": "f"}
+    make_notebook(output, f"{name}.partial", "1")
+    run_folder.make_folders(output)
+    run_folder.paths(output, name)["records"].write_text(f'["{started}"]')
+    run_folder.end(output, entry | {"started": started} | changes)
+
+
+def reopened(output: Path) -> dict[str, str]:
+    """The statuses of a run that is to be continued."""
+    open_run.unlock(open_run.open_folder(output, True, "cpu"))
+    return statuses(output)
+
+
+def test_a_damaged_status_is_put_together_anew(tmp_path, capsys):
+    output = tmp_path / "run"
+    for name in ("01_a", "02_b"):
+        finish_notebook(output, name, "2026-01-31T10:00:00")
+    wanted = {"01_a": "passed", "02_b": "passed"}
+    for content in ("", "[]", '{"notebooks": {"01_a": 3}}', '{"device"', "\0", "{}",
+                    '{"notebooks": {"01_a": {"status": 1}}}'):  # fmt: skip
         (output / "status.json").write_text(content)
-        arguments = ["--notebooks", str(folder), "--output", str(output), "--resume"]
-        assert run.main(arguments) == 2
+        with pytest.raises(run_folder.Refused, match="status.json is damaged"):
+            run_folder.read_status(output)
+        assert reopened(output) == wanted
         assert "status.json is damaged" in capsys.readouterr().err
+    (output / "status.json").unlink()
+    assert reopened(output) == wanted
+    (output / "status.json").unlink()
+    (output / "status.json").mkdir()
+    (output / "status.json" / "mine").touch()
+    assert reopened(output) == wanted
+    assert len([*output.glob("aside-*/status.json/mine")]) == 1  # nothing of the reader's is lost
+
+
+def test_an_entry_must_be_borne_out_by_the_files(tmp_path):
+    """Which of the entry, the notebook and its records is right, whatever happened to each."""
+    output, early, late = tmp_path / "run", "2026-01-31T10:00:00", "2026-01-31T11:00:00"
+    files = run_folder.paths(output, "01_a")
+    missing = {"notebook": "01_a", **run_folder.ENTRY}
+
+    def borne_out(**known: str) -> tuple[str, str | None]:
+        entry = run_folder.borne_out(output, missing | known)
+        return entry["status"], entry.get("started")
+
+    finish_notebook(output, "01_a", early)
+    assert borne_out() == borne_out(status="passed", started=early) == ("passed", early)
+    assert borne_out(status="interrupted", started=early) == ("passed", early)
+    assert borne_out(status="failed", started=late) == ("failed", late)
+    # An entry of another execution than the file
+    assert borne_out(status="passed", started=late) == ("passed", early)
+    # Killed while it was executed again: the records of the finished execution come back.
+    run_folder.begin(output, "01_a")
+    files["records"].write_text("half")
+    assert borne_out(status="interrupted", started=late) == ("interrupted", late)
+    assert files["records"].read_text() == f'["{early}"]' and not files["kept"].exists()
+    # Killed after the new execution took the place of the old one, before the old records went
+    finish_notebook(output, "01_a", late)
+    files["kept"].write_text(f'["{early}"]')
+    assert borne_out(status="interrupted", started=late) == ("passed", late)
+    assert files["records"].read_text() == f'["{late}"]' and not files["kept"].exists()
+    files["records"].write_text(f'["{early}"]')
+    assert borne_out(status="passed", started=late) == ("not run", None)
+    for content in ("", "{", "[]", '{"cells": []}', "\0"):
+        files["finished"].write_text(content)
+        assert borne_out(status="passed", started=late) == ("not run", None)
+        assert borne_out(status="failed", started=late) == ("failed", late)
+    files["finished"].unlink()
+    assert borne_out(status="passed", started=late) == ("not run", None)
 
 
 def test_a_folder_in_use_is_refused(tmp_path):
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    output = run_folder.open_folder(tmp_path / "run", resume=False)
-    run_folder.write_status(output, run_folder.read_status(output))
-    (output / "scratch" / "runner.pid").write_text(str(other.pid))
+    output = open_run.open_folder(tmp_path / "run", False, "cpu")
+    open_run.unlock(output)
+    code = f"import filelock; lock = filelock.FileLock({str(output / open_run.LOCK)!r})\n"
+    code += "lock.acquire(); print(flush=True); input()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    other.stdout.readline()
     with pytest.raises(run_folder.Refused, match="in use"):
-        run_folder.open_folder(output, resume=True)
+        open_run.open_folder(output, True, "cpu")
     other.kill()
-    other.wait()
-    assert run_folder.open_folder(output, resume=True) == output
+    other.communicate()
+    assert open_run.open_folder(output, True, "cpu") == output
+    open_run.unlock(output)
 
 
 def test_automatic_folders(tmp_path):
-    first = run_folder.open_folder(None, resume=True, runs=tmp_path)  # nothing to resume yet
-    second = run_folder.open_folder(None, resume=False, runs=tmp_path)
-    assert first.name.startswith(f"{device.slug()}-20") and second.name == first.name + "-2"
+    def opened(resume: bool, *wanted: str) -> str:
+        run = open_run.open_folder(None, resume, "cpu", wanted, tmp_path)
+        open_run.unlock(run)
+        return run.name
+
+    first = opened(True)  # nothing to resume yet
+    assert first.startswith("cpu-20") and opened(False) == first + "-2"
     for name in ("-9", "-10", "-11"):  # numbers, not letters: 10 comes after 9
-        (tmp_path / (first.name + name)).mkdir()
-    for name in ("-9", "-10"):  # and -11 holds no run
-        run_folder.write_status(tmp_path / (first.name + name), {"notebooks": {}})
-    assert run_folder.open_folder(None, resume=True, runs=tmp_path).name == first.name + "-10"
-    assert run_folder.open_folder(None, resume=False, runs=tmp_path).name == first.name + "-3"
+        (tmp_path / (first + name)).mkdir()
+    entry = {"notebook": "01_a", **run_folder.ENTRY}
+    for name, stems in {"-9": ["01_a", "02_b"], "-10": ["01_a"]}.items():  # -11 holds no run
+        status = {"notebooks": {stem: entry | {"notebook": stem} for stem in stems}}
+        run_folder.write_status(tmp_path / (first + name), status)
+    assert opened(True) == opened(True, "01_a") == opened(True, "03_c") == first + "-10"
+    # a run of one notebook does not stand before the collection that it came between
+    assert opened(True, "01_a", "02_b") == first + "-9"
+    assert opened(False) == first + "-3"
+    assert "0 of its 1 notebooks" in open_run.described(tmp_path / (first + "-10"))
+
+
+def test_what_gathers_is_run_again_after_what_it_gathers(tmp_path):
+    notebook = engine.read(make_notebook(tmp_path, "13_c", "tag: parameters gathers\n1"))
+    entries = {
+        name: {"notebook": name, "status": status, "started": name}
+        for name, status in {"02_b": "passed", "01_a": "failed", "14_d": "passed"}.items()
+    }
+    assert run_folder.gathered(notebook, "13_c", entries) == [["02_b", "02_b"]]
+    seen = {run_folder.fingerprint(notebook, {}, "smoke", x) for x in ([], [["02_b", "1"]])}
+    assert len(seen) == 2
+    plain = engine.read(make_notebook(tmp_path, "13_c", "tag: parameters\n1"))
+    assert run_folder.gathered(plain, "13_c", entries) == []
+
+
+@pytest.mark.parametrize("times, status", [(1, "passed"), (2, "failed")])
+def test_a_kernel_that_does_not_start_is_started_once_more(times, status, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    spec = engine.get_kernel_dict
+    dead = [spec() | {"argv": ["false"]}] * times
+    monkeypatch.setattr(engine, "get_kernel_dict", lambda: dead.pop() if dead else spec())
+    notebook = make_notebook(tmp_path, "01_a", "1")
+    outcome = engine.run(notebook, tmp_path / "out.ipynb", tmp_path, {}, lambda *_: None)
+    assert outcome["status"] == status and not dead
 
 
 def test_fingerprint_sees_every_input(tmp_path, monkeypatch):
@@ -481,7 +582,6 @@ job = json.loads(sys.stdin.readline())
 fault = json.load(open(job["notebook"]))["cells"][0]["source"]
 fault = fault if isinstance(fault, str) else "".join(fault)
 def send(**event): print(json.dumps(event), flush=True)
-shutil.copy(job["notebook"], job["output"])
 send(index=0, execution_count=1)
 if fault == "end": os.kill(os.getpid(), 9)
 if fault == "interrupt": os.kill(os.getppid(), signal.SIGINT)

@@ -192,6 +192,7 @@ def test_16_bits_are_rounded_once(launch, n, dtype):
     assert_softmax(launched(launch, x), x, rescalings(launch, n))
 
 
+@pytest.mark.case("N10")
 @pytest.mark.parametrize(
     "rows, n, dtype",
     [(1, 2**18 + 1, torch.float32), (2, 2**17, torch.float32)]
@@ -232,6 +233,7 @@ def special(n: int, dtype: torch.dtype) -> torch.Tensor:
     return x
 
 
+@pytest.mark.case("N06")
 @pytest.mark.parametrize(
     "launch, n, dtype",
     [(launch, n, torch.float32) for launch, both in FEW_WIDTHS.items() for n in both]
@@ -280,6 +282,7 @@ def test_a_shift_changes_nothing_and_neither_does_another_run(launch, n):
     assert torch.equal(launched(launch, x - 4096), y)
 
 
+@pytest.mark.case("N09")
 @each_way
 @each_dtype
 @pytest.mark.parametrize("n", [1, 5, 96, 127, 1025, 4099])
@@ -303,6 +306,7 @@ def test_all_ways_agree(dtype):
         assert_close(other, first.double(), 2 * TOLERANCE[dtype])
 
 
+@pytest.mark.case("N14")
 @each_eager_way
 @each_dtype
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3)])
@@ -371,6 +375,7 @@ LAYOUTS = {  # of a matrix with rows in multiples of 12
 }
 
 
+@pytest.mark.case("N11")
 @pytest.mark.parametrize(
     "shape, dtype",
     [((24, 35), torch.float32), ((24, 35), torch.float16)]
@@ -553,6 +558,7 @@ def far_apart():
     return lambda n, i: whole.as_strided((3, n), (2**30, 1), i * 2**17)
 
 
+@pytest.mark.case("N15")
 @launches(FEW_WIDTHS)
 def test_offsets_between_rows_are_64_bits_wide(launch, n, far_apart):
     """Case N15."""
@@ -663,6 +669,7 @@ def test_gradients_against_float64(dtype, n):
     assert_close(x.grad, exact.grad)
 
 
+@pytest.mark.case("N29")
 @each_way
 @each_dtype
 def test_all_ways_are_differentiable(way, dtype):
@@ -707,6 +714,7 @@ def test_what_pytorch_traces_is_refused():
     assert_close(way(randn(2, 8)), reference(randn(2, 8)))
 
 
+@pytest.mark.case("E14")
 @pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("n", [96, 5000, 131072])
@@ -721,6 +729,7 @@ def test_on_another_gpu_than_the_current_one(n):
     assert torch.cuda.current_device() == 0
 
 
+@pytest.mark.case("E21")
 def test_inside_a_compiled_function():
     """Case E21: torch.compile goes around a kernel that is interpreted."""
     x, weights = randn(2, 1025).requires_grad_(), randn(2, 1025, seed=1)

@@ -421,6 +421,7 @@ def test_memory_that_the_driver_keeps_is_no_contradiction(gpu_at_hand, name, sms
     assert card is specs.get(name)
 
 
+@pytest.mark.case("E23")
 def test_a_mig_slice_has_its_share_and_an_unknown_bandwidth(gpu_at_hand):
     """Case E23: whole-card peaks are wrong for a slice; CUDA_VISIBLE_DEVICES holds a UUID."""
     part, whole = gpu_at_hand(**H100_SLICE), by_name("H100 SXM")
@@ -478,6 +479,7 @@ def test_a_listed_name_with_other_facts_is_not_that_product(gpu_at_hand, change)
     assert card.memory_gb_per_s is None and card.peak_tflop_per_s("float16") is None
 
 
+@pytest.mark.case("M10")
 def test_an_unlisted_card_says_only_what_it_knows(gpu_at_hand):
     card = gpu_at_hand(**{**H200, "name": "NVIDIA H20", "multi_processor_count": 78})
     assert (card.name, card.sms, card.compute_capability) == ("NVIDIA H20", 78, "9.0")
@@ -499,6 +501,7 @@ def test_nvmls_clock_comes_before_the_property(gpu_at_hand):
     assert no_clock.boost_mhz is None and no_clock.fp32_tflops is None
 
 
+@pytest.mark.case("E24")
 @pytest.mark.parametrize(
     "properties",
     [{}, {"name": "NVIDIA Mystery"}, {"name": "NVIDIA H200", "major": 9, "minor": 0}],
@@ -529,6 +532,7 @@ MI300X = dict(
 )
 
 
+@pytest.mark.case("E24")
 def test_rocm(gpu_at_hand):
     assert gpu_at_hand(hip="6.4", **MI300X) is by_name("MI300X")
     part = gpu_at_hand(hip="6.4", **{**MI300X, "multi_processor_count": 38})  # one die of eight

@@ -1,6 +1,7 @@
 """Strided, shifted and repeated reads: what they touch, against models; and their frames."""
 
 import sys
+import types
 
 import pytest
 import torch
@@ -116,6 +117,43 @@ def test_a_rate_counts_all_rounds(monkeypatch):
     launches.clear()
     strides.strides((1, 32), where="cpu")
     assert launches == [(1 << 14, 1, 1), (1 << 9, 32, 1)]
+
+
+@pytest.mark.parametrize(
+    "n, rounds, blocks",
+    [
+        (1 << 20, 1, 8),  # as many as 2 SMs of 2,048 threads hold
+        (10_000, 1, 4),  # four reads a thread
+        (10_000, 4, 8),  # in four rounds
+        (100, 1, 1),
+    ],
+)
+def test_a_gpu_holds_all_blocks_at_once_and_each_has_enough_to_read(monkeypatch, n, rounds, blocks):
+    class OnGPU(torch.Tensor):
+        is_cuda = True
+
+    two_sms = types.SimpleNamespace(max_threads_per_multi_processor=2048, multi_processor_count=2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: two_sms)
+    launched = []
+    monkeypatch.setattr(strides.cuda, "load", lambda *_: lambda *sizes: launched.append(sizes))
+    strides.strided_launch(torch.zeros(n).as_subclass(OnGPU), n, 1, rounds=rounds)()
+    assert [sizes[:2] for sizes in launched] == [(blocks, strides.BLOCK)]
+
+
+def test_vector_widths_of_a_gpu(monkeypatch):
+    """One on which a launch's rate is the bytes of a lane's load times the warps."""
+
+    def measure(run, nbytes, **_):
+        assert nbytes == 1 << 16
+        return types.SimpleNamespace(gb_per_s=run)
+
+    monkeypatch.setattr(strides, "has_cuda", lambda: True)
+    monkeypatch.setattr(strides, "_numbers", lambda nbytes, _: torch.zeros(nbytes // 4))
+    monkeypatch.setattr(strides, "read_launch", lambda x, warps, lane_bytes: lane_bytes * warps)
+    monkeypatch.setattr(strides, "measure", measure)
+    found = strides.vector_widths((1, 8), 1 << 16)
+    assert found.columns.tolist() == ["lane_bytes", "warps_per_sm", "gb_per_s"]
+    assert found.values.tolist() == [[b, w, b * w] for b in (4, 8, 16) for w in (1, 8)]
 
 
 class Driver:

@@ -2,15 +2,15 @@
 
 import dataclasses
 import re
-import shutil
 
 import pytest
 import torch
 from cuda_cases import CASES
+from emulation import needs_emulator
 
 from helpers.emulator import KernelFault
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = needs_emulator
 TRANSPOSES = {str(case): case for case in CASES if case.file == "transpose.cu"}
 
 

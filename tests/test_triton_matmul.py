@@ -140,6 +140,7 @@ def assert_product(c, a, b, activation=None) -> None:
 # The kernels, one by one
 
 
+@pytest.mark.case("N17", "N20")
 @each_dtype
 @pytest.mark.parametrize(
     "m, k, n", [(1, 1, 1), (17, 40, 33), (33, 17, 1), (16, 32, 48), (5, 50, 70)]
@@ -207,6 +208,7 @@ def test_what_fp16_cannot_hold_is_infinite(launch, activation):
     assert_product(c, a, b, activation)
 
 
+@pytest.mark.case("N21")
 @each_launch
 def test_integers_in_bf16_are_exact(launch):
     """Case N21: interpreted, tl.dot would multiply their bits."""
@@ -238,6 +240,7 @@ FAR_APART = {
 }
 
 
+@pytest.mark.case("N15")
 @pytest.mark.parametrize("shape, strides", FAR_APART.values(), ids=FAR_APART)
 def test_offsets_are_64_bits_wide(memory, shape, strides):
     """Case N15."""
@@ -325,6 +328,7 @@ def test_sizes_in_16_bits(dtype, activation):
         assert_product(triton_matmul(a, b, activation), a, b, activation)
 
 
+@pytest.mark.case("N17", "N18")
 @pytest.mark.parametrize(
     "m, k, n, dtype",
     [(1000, 999, 1001, FP32), (511, 511, 511, FP16), (128, 8192, 128, FP16), (512, 512, 512, BF16)],
@@ -371,6 +375,7 @@ def test_layouts_are_read_where_they_lie(monkeypatch, layout, dtype):
     assert torch.equal(whole, before)
 
 
+@pytest.mark.case("N14")
 @each_activation
 @pytest.mark.parametrize("m, k, n", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0), (0, 0, 5)])
 def test_nothing_is_launched_for_empty_sizes(monkeypatch, activation, m, k, n):
@@ -384,6 +389,7 @@ def test_nothing_is_launched_for_empty_sizes(monkeypatch, activation, m, k, n):
         assert x.grad.shape == x.shape and not x.grad.any()
 
 
+@pytest.mark.case("N20")
 @pytest.mark.parametrize("dtype", [FP32, FP16], ids=str)
 def test_one_product_is_exact(dtype):
     """Case N20: what tl.dot sums beside it are zeros."""
@@ -400,6 +406,7 @@ def switch():
     torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.case("N19")
 def test_fp32_is_exact_unless_tf32_is_allowed(switch):
     """Case N19: TF32 keeps 11 bits."""
     numbers = torch.arange(46.0 * 46, device=DEVICE).view(46, 46) + 2049
@@ -465,6 +472,7 @@ GRADIENTS = {  # of c, (9, 13), from a (13, 9)
 }
 
 
+@pytest.mark.case("N29")
 @each_activation
 @each_dtype
 @pytest.mark.parametrize("layout", GRADIENTS.values(), ids=GRADIENTS)
@@ -539,6 +547,7 @@ def test_no_graph_is_kept_where_none_is_wanted():
     assert triton_matmul(a, b).requires_grad
 
 
+@pytest.mark.case("E21")
 def test_inside_a_compiled_function():
     """Case E21: torch.compile goes around a kernel that is interpreted."""
     a, b = operands(9, 20, 13)
@@ -571,6 +580,7 @@ def test_nothing_is_tuned_while_a_graph_is_captured(monkeypatch):
     assert_close(c, a.double() @ b.double())
 
 
+@pytest.mark.case("E14")
 @pytest.mark.skipif(torch.cuda.device_count() < 2 or not has_cuda(), reason="needs two GPUs")
 @pytest.mark.parametrize("dtype", [FP32, FP16], ids=str)
 def test_on_another_gpu_than_the_current_one(dtype):

@@ -40,6 +40,7 @@ print(gelu.triton_gelu(x[:0]).shape, gelu.pytorch_gelu(x).sum().item() > 2)
 """
 
 
+@pytest.mark.case("E20")
 def test_without_triton_kernels_are_defined_and_launches_say_why_not():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True, timeout=120
@@ -61,6 +62,7 @@ def test_interpreted_kernels_warn_of_no_overflow(recwarn):
     assert not recwarn.list
 
 
+@pytest.mark.case("E03")
 @pytest.mark.skipif(not has_cuda(), reason="needs a GPU")
 def test_a_gpu_machine_can_interpret_too():
     """Case E03: then kernels take CPU tensors, and those of a GPU are refused."""

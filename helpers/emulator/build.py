@@ -85,7 +85,12 @@ def build(text: str, kernel: str, name: str, defines: dict[str, str]) -> Path:
         if done.returncode:
             raise CompileError(_errors(done.stderr, name, kernel))
 
-    return cache.file("emulator", f"{key}.so", compile_kernel)
+    try:
+        return cache.file("emulator", f"{key}.so", compile_kernel)
+    except OSError as error:
+        if not cache.is_full(error):
+            raise
+        raise Unsupported(f"the emulator cannot be compiled: {error.strerror}") from None
 
 
 def _header(compiler: str) -> Path:

@@ -41,7 +41,8 @@ def attention_reference(
             visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
             scores = scores.masked_fill(~visible, -math.inf)
         nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
-        weights = torch.softmax(scores, dim=-1).masked_fill(nothing, 0)
+        # Filled before as well: behind a softmax of nothing the gradient would be NaN.
+        weights = torch.softmax(scores.masked_fill(nothing, 0), dim=-1).masked_fill(nothing, 0)
         return (weights @ v).to(q.dtype)
 
 

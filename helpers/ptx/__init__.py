@@ -13,6 +13,7 @@ from helpers.ptx.assembler import (
     Assembled,
     CompileError,
     ToolMissing,
+    UnknownArchitecture,
     arch_number,
     assemble,
     sass,
@@ -35,6 +36,7 @@ __all__ = [
     "Compiled",
     "Request",
     "ToolMissing",
+    "UnknownArchitecture",
     "annotate",
     "assemble",
     "bytes_per_access",
@@ -84,8 +86,8 @@ def cuda_ptx(
     """PTX of a CUDA C++ text, from NVRTC, NVIDIA's compiler as a library; it needs no driver.
 
     `name` is what errors call the text; `defines` are macros: {"TILE": 32}. Kernels that are
-    declared `extern "C"` keep their names. CompileError when NVRTC refuses the text or does not
-    know the architecture, ToolMissing without NVRTC.
+    declared `extern "C"` keep their names. CompileError when NVRTC refuses the text,
+    UnknownArchitecture for a generation that it does not know, ToolMissing without NVRTC.
     """
     return _cuda_ptx(text, arch, name, tuple((defines or {}).items()))
 
@@ -109,7 +111,7 @@ def _cuda_ptx(text: str, arch: str, name: str, defines: tuple) -> str:
     known = call(nvrtc.nvrtcGetSupportedArchs)
     if number not in known:
         names = ", ".join(f"sm_{k}" for k in known)
-        raise CompileError(f"this NVRTC does not compile for {arch}; it knows {names}")
+        raise UnknownArchitecture(f"this NVRTC does not compile for {arch}; it knows {names}")
     options = [f"--gpu-architecture={arch.replace('sm', 'compute')}"]
     options += [f"--include-path={folder}" for folder in cuda_include_paths()]
     options += [f"--define-macro={key}={value}" for key, value in defines]

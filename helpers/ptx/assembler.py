@@ -21,6 +21,10 @@ class CompileError(RuntimeError):
     """The compiler's first errors, with the user's file and line."""
 
 
+class UnknownArchitecture(CompileError, ToolMissing):
+    """This compiler does not know a generation of GPUs; an older or a newer one may."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Assembled:
     """What one thread or block of a kernel occupies, as `ptxas -v` says, and the machine code.

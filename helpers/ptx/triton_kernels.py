@@ -96,8 +96,8 @@ def triton_compile_many(requests: Sequence[Request]) -> list[Compiled]:
     jobs = [_job(*pair) for pair in zip(requests, sources, strict=True)]
     about = version, CHILD.read_text(encoding="utf-8")
     keys = [cache.key(*about, json.dumps(job, sort_keys=True)) + ".json" for job in jobs]
-    folder = cache.folder("ptx")
-    missing = {key: i for i, key in enumerate(keys) if not (folder / key).exists()}
+    paths = {key: cache.folder("ptx") / key for key in keys}
+    missing = {key: i for i, key in enumerate(keys) if not paths[key].exists()}
     answers = _run([jobs[i] for i in missing.values()])
     failures = []
     for (key, i), answer in zip(missing.items(), answers, strict=True):
@@ -105,10 +105,12 @@ def triton_compile_many(requests: Sequence[Request]) -> list[Compiled]:
             failures.append(_explain(answer, sources[i], requests[i].arch))
             continue
         text = json.dumps(answer)
-        cache.file("ptx", key, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+        paths[key] = cache.file(
+            "ptx", key, lambda path, text=text: path.write_text(text, encoding="utf-8")
+        )
     if failures:
         raise CompileError("\n".join(failures))
-    return [_compiled(folder / key) for key in keys]
+    return [_compiled(paths[key]) for key in keys]
 
 
 def _compiled(path: Path) -> Compiled:
