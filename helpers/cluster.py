@@ -158,9 +158,19 @@ class Cluster:
                 self.busy.discard(address)
                 self.changed.notify_all()
 
-    def _take(self, number: int, slug: str | None, cancelled: threading.Event) -> str:
+    def enlist(self, number: int, slug: str | None) -> None:
+        """Keep a notebook's turn, until it has a place or `strike` says that it needs none."""
         with self.changed:
             self.waiting[number] = slug
+
+    def strike(self, number: int) -> None:
+        with self.changed:
+            self.waiting.pop(number, None)
+            self.changed.notify_all()
+
+    def _take(self, number: int, slug: str | None, cancelled: threading.Event) -> str:
+        self.enlist(number, slug)
+        with self.changed:
             try:
                 while not cancelled.is_set():
                     fitting = [a for a, f in self.workers.items() if slug in (None, f["slug"])]
@@ -173,7 +183,7 @@ class Cluster:
                         break
                     self.changed.wait(execute.POLL_S)
             finally:
-                del self.waiting[number]
+                self.strike(number)
         return ""
 
 

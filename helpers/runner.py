@@ -64,6 +64,11 @@ class Here:
 
     profile = staticmethod(device.profile)
 
+    def enlist(self, *_) -> None:
+        pass  # threads take what is submitted in its order
+
+    strike = enlist
+
     def devices(self) -> list[str]:
         return [device.slug()]
 
@@ -149,7 +154,9 @@ def run_all(
                 same = list(same)
                 alone = pool.jobs != 1 and same[0].alone
                 _wait(futures if alone else [])
-                futures += [threads.submit(run_notebook, run, job, limit_minutes) for job in same]
+                for job in same:
+                    pool.enlist(job.number, job.device)
+                    futures.append(threads.submit(run_notebook, run, job, limit_minutes))
                 _wait(futures if alone else [])
             _wait(futures)
         except KeyboardInterrupt:
@@ -171,8 +178,16 @@ def _wait(futures: list[concurrent.futures.Future]) -> None:
 
 def run_notebook(run: Run, job: Job, limit_minutes: float) -> None:
     """Execute one notebook, unless the run is cancelled or has it, and complete its entry."""
+    try:
+        _run_notebook(run, job, limit_minutes)
+    finally:
+        run.pool.strike(job.number)
+
+
+def _run_notebook(run: Run, job: Job, limit_minutes: float) -> None:
     name, cells, profile = job.name, len(job.notebook.cells), run.status["profile"]
-    gathered = run_folder.gathered(job.notebook, name, run.entries)
+    with run.lock:
+        gathered = run_folder.gathered(job.notebook, name, run.entries)
     inputs = run_folder.fingerprint(job.notebook, job.parameters, profile, gathered)
     if run.cancelled.is_set():
         return
@@ -188,9 +203,9 @@ def run_notebook(run: Run, job: Job, limit_minutes: float) -> None:
             started = datetime.datetime.now().isoformat(timespec="seconds")
             known = {"status": "interrupted", "seconds": 0.0, "fingerprint": inputs}
             known |= {"started": started} | ({"machine": place.machine} if place.machine else {})
-            with run.lock:
-                run.entries[name] = {"notebook": name}
-            run.keep(name, known, f"started, {cells} cells")
+            with run.lock:  # others read it: whole, or not there
+                run.entries[name] = {"notebook": name, **known}
+            run.keep(name, {}, f"started, {cells} cells")
             try:
                 outcome = _execute(run, place, job, limit_minutes)
             except (OSError, ValueError) as error:  # a file of this notebook, not of the others

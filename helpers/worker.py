@@ -150,6 +150,8 @@ def started(address: str, visible: list[str | None]) -> Iterator[dict[subprocess
     command = [sys.executable, "-m", "distributed.cli.dask_worker", *where, "--nthreads", "1"]
     command += ["--resources", f"{RESOURCE}=1", "--no-dashboard", "--memory-limit", "0"]
     command += ["--death-timeout", str(CONNECT_S)]
+    # Dask's own look at the GPU, for a dashboard, fails where it does not know its name.
+    common = os.environ | {"DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False"}
     with tempfile.TemporaryDirectory(prefix="lectures-", ignore_cleanup_errors=True) as folder:
         workers = {}
         try:
@@ -160,7 +162,7 @@ def started(address: str, visible: list[str | None]) -> Iterator[dict[subprocess
                     worker = subprocess.Popen(
                         [*command, "--local-directory", folder],
                         cwd=ROOT,  # where `helpers` is found
-                        env=os.environ | own | {execute.MARK: folder},
+                        env=common | own | {execute.MARK: folder},
                         stdin=subprocess.PIPE,
                         stdout=log,
                         stderr=subprocess.STDOUT,

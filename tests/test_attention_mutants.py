@@ -308,7 +308,7 @@ MUTANTS = {
             "x.to(dtype).repeat(1, group, 1, 1)",
         ),
         "computed in 16 bits": ("torch.promote_types(q.dtype, torch.float32)", "q.dtype"),
-        "weights of queries": ("torch.softmax(scores, dim=-1)", "torch.softmax(scores, dim=-2)"),
+        "weights of queries": ("nothing, 0), dim=-1)", "nothing, 0), dim=-2)"),
     },
 }
 

@@ -262,8 +262,9 @@ def test_no_worker_is_left(workers, monkeypatch, tmp_path):
 def test_who_is_refused(workers, monkeypatch, capsys):
     """Another copy of the helpers, one that cannot be used, and a GPU that is another's."""
     address = workers.client.scheduler.address
+    wait_for(lambda: len(workers.workers) == 2)  # one has died before, and comes back
     with cluster.connected(address) as same:
-        assert {*same.workers} == {*workers.workers}
+        wait_for(lambda: {*same.workers} == {*workers.workers})
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "code", lambda: [b"another copy"])
         refused = pytest.raises(run_folder.Refused, match="the helpers or data on .* differ")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import shlex
 import signal
@@ -15,7 +14,7 @@ import nbformat
 import psutil
 import pytest
 
-from helpers import device, engine, execute, open_run, report, run, run_folder, runner
+from helpers import device, engine, execute, open_run, run, run_folder, runner
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 20  # for one notebook on a busy machine; the ones that hang take all of it
@@ -573,63 +572,6 @@ def test_fingerprint_sees_every_input(tmp_path, monkeypatch):
     assert changed() == seen[-1]
     (tmp_path / "helpers" / "notes.txt").write_text("no input")
     assert changed() == seen[-1]
-
-
-# In place of `helpers.execute`: does at once what the notebook's first cell says.
-STAND_IN = """\
-import json, os, shutil, signal, sys, time
-job = json.loads(sys.stdin.readline())
-fault = json.load(open(job["notebook"]))["cells"][0]["source"]
-fault = fault if isinstance(fault, str) else "".join(fault)
-def send(**event): print(json.dumps(event), flush=True)
-send(index=0, execution_count=1)
-if fault == "end": os.kill(os.getpid(), 9)
-if fault == "interrupt": os.kill(os.getppid(), signal.SIGINT)
-if fault in ("hang", "interrupt"): time.sleep(600)
-send(status=fault, error="Error", lines=["why"])
-"""
-FAULTS = ["passed", "passed", "failed", "kernel died", "hang", "end", "interrupt"]
-STATUS = {"hang": "timeout", "end": "failed", "interrupt": "interrupted"}
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_random_faults_lose_nothing_that_is_finished(seed, tmp_path, monkeypatch):
-    """Random faults, run after run into one folder: what has passed stays, nothing goes missing."""
-    monkeypatch.setattr(execute, "COMMAND", [sys.executable, "-c", STAND_IN])
-    monkeypatch.setattr(report, "convert_notebooks", lambda *_: "")
-    monkeypatch.setattr(report, "_drawn", lambda own: {})
-    # a shell that starts this in the background has it ignored
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    chance = random.Random(seed)
-    folder, output = tmp_path / "notebooks", tmp_path / "run"
-    names = ["01_a", "02_b", "03_c"]
-    expected, finished = dict.fromkeys(names, "not run"), {}
-    for attempt in range(4):
-        faults = {name: chance.choice(FAULTS) if attempt < 3 else "passed" for name in names}
-        for name, fault in faults.items():
-            make_notebook(folder, name, fault, f"version = {attempt // 2}")
-        times = {name: (output / f"{name}.ipynb").stat().st_mtime_ns for name in finished}
-        code = run_main(folder, output, "--timeout", 2 / 60, *["--resume"][: attempt > 0])
-        interrupted = False
-        for name, fault in faults.items():
-            wanted = sources(folder / f"{name}.ipynb")
-            if interrupted or (expected[name] == "passed" and finished[name] == wanted):
-                if name in times:
-                    assert (output / f"{name}.ipynb").stat().st_mtime_ns == times[name]
-                continue
-            expected[name] = STATUS.get(fault, fault)
-            interrupted = fault == "interrupt"
-            if fault == "passed":
-                finished[name] = wanted
-        assert statuses(output) == expected
-        assert code == (130 if interrupted else int(set(expected.values()) != {"passed"}))
-        page = (output / "index.html").read_text()
-        assert all(f'id="{name}"' in page for name in names)
-        for name in names:
-            assert (output / f"{name}.ipynb").exists() == (name in finished)
-            if name in finished:
-                assert sources(output / f"{name}.ipynb") == finished[name]
-    assert code == 0
 
 
 def test_each_notebook_has_its_status_and_the_run_fails(troubled):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 from helpers import cache, device, toolchain
 
@@ -112,8 +113,6 @@ def test_installed_looks_without_importing():
 @pytest.fixture
 def builder(machine, monkeypatch, tmp_path):
     """A GPU machine on which load_inline works; nvcc is a script that tells a version."""
-    from torch.utils import cpp_extension
-
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
     machine.gpu, machine.nvcc = True, nvcc

@@ -9,6 +9,7 @@ import functools
 import importlib
 from pathlib import Path
 
+from helpers import cache
 from helpers.ptx.assembler import (
     Assembled,
     CompileError,
@@ -87,7 +88,8 @@ def cuda_ptx(
 
     `name` is what errors call the text; `defines` are macros: {"TILE": 32}. Kernels that are
     declared `extern "C"` keep their names. CompileError when NVRTC refuses the text,
-    UnknownArchitecture for a generation that it does not know, ToolMissing without NVRTC.
+    UnknownArchitecture for a generation that it does not know, ToolMissing without NVRTC. The
+    answer is kept on disk.
     """
     return _cuda_ptx(text, arch, name, tuple((defines or {}).items()))
 
@@ -103,7 +105,7 @@ def _cuda_ptx(text: str, arch: str, name: str, defines: tuple) -> str:
             raise RuntimeError(f"{function.__name__}: {nvrtc.nvrtcGetErrorString(status)[1]}")
         return values[0] if values else None
 
-    def read(size, function) -> str:
+    def read(program, size, function) -> str:
         buffer = b" " * call(size, program)
         call(function, program, buffer)
         return buffer.decode().strip("\0")
@@ -115,16 +117,29 @@ def _cuda_ptx(text: str, arch: str, name: str, defines: tuple) -> str:
     options = [f"--gpu-architecture={arch.replace('sm', 'compute')}"]
     options += [f"--include-path={folder}" for folder in cuda_include_paths()]
     options += [f"--define-macro={key}={value}" for key, value in defines]
-    program = call(nvrtc.nvrtcCreateProgram, text.encode(), name.encode(), 0, [], [])
-    try:
-        arguments = [option.encode() for option in options]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-            raise CompileError(_first_errors(log) or f"NVRTC: {status.name}")
-        return read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+    arguments = [option.encode() for option in options]
+
+    def make(path: Path) -> None:
+        program = call(nvrtc.nvrtcCreateProgram, text.encode(), name.encode(), 0, [], [])
+        try:
+            (status,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
+            if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+                log = read(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+                raise CompileError(_first_errors(log) or f"NVRTC: {status.name}")
+            answer = read(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+            path.write_text(answer, encoding="utf-8")
+        finally:
+            nvrtc.nvrtcDestroyProgram(program)
+
+    key = cache.key(str(nvrtc.nvrtcVersion()), *_headers(), *options, name, text)
+    return cache.file("ptx", f"{key}.ptx", make).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _headers() -> list[str]:
+    """What tells a change of the headers that a kernel may include."""
+    files = [*STAND_INS.iterdir(), *(folder / "cuda_fp16.h" for folder in cuda_include_paths()[1:])]
+    return [f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in sorted(files)]
 
 
 def _nvrtc():
