@@ -57,7 +57,9 @@ def without_triton(folder: Path) -> dict[str, str]:
     """A Mac's: no Triton, no CUDA packages. `folder` takes a file."""
     (folder / "sitecustomize.py").write_text(NO_TRITON)
     return environment(
-        PYTHONPATH=f"{folder}{os.pathsep}{ROOT}", LECTURES_CACHE=folder / "cache"
+        PYTHONPATH=os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        LECTURES_CACHE=folder / "cache",
+        CUDA_VISIBLE_DEVICES="",
     )  # what is kept would be found without Triton, too
 
 
@@ -67,7 +69,7 @@ def without_compilers(folder: Path) -> dict[str, str]:
         name = tool.name.removeprefix("x86_64-linux-gnu-")
         if name.split("-")[0] not in COMPILERS:
             (folder / tool.name).symlink_to(tool)
-    changed = environment(PATH=folder, LECTURES_CACHE=folder / "cache")
+    changed = environment(PATH=folder, LECTURES_CACHE=folder / "cache", CUDA_VISIBLE_DEVICES="")
     return {k: v for k, v in changed.items() if k not in ("CC", "CXX", "CUDA_HOME")}
 
 

@@ -377,7 +377,9 @@ class Runner:
         environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
         environment |= {
             "LECTURES_PROFILE": "smoke",
-            "PYTHONPATH": os.pathsep.join([str(campaign.folder / "site"), str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(campaign.folder / "site"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+            ),
             "FAULTS_START": str(campaign.token),
             MARK: campaign.name,
         }

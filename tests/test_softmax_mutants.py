@@ -80,8 +80,8 @@ def assert_fence(whole: torch.Tensor, inside: torch.Tensor) -> None:
 def inputs(n: int, dtype: torch.dtype) -> torch.Tensor:
     """Rows: falling, rising, nothing but -inf, half of it, the largest at the ends, far apart."""
     x = randn(7, n)
-    x[0] += torch.linspace(-180, -220, n)
-    x[1] += torch.linspace(-20, 20, n)
+    x[0] += torch.linspace(-180, -220, n, device=x.device)
+    x[1] += torch.linspace(-20, 20, n, device=x.device)
     x[2] = -torch.inf
     x[3, : n // 2] = -torch.inf
     x[4, [0, -1]] = 200
