@@ -16,7 +16,6 @@ extensions = ["myst_nb", "sphinx_copybutton", "sphinx_design", "links"]
 exclude_patterns = ["_parts"]
 smartquotes = False  # pages say what the notebooks say
 suppress_warnings = [
-    "toc.empty_glob",  # a page that the README does not link to
     "toc.not_included",  # what a page links to is a page, in a table of contents or not
     "misc.highlighting_failure",  # parts of kernels, with … for the rest
 ]

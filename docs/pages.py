@@ -57,7 +57,9 @@ def gather(root: Path, source: Path) -> None:
         _write(source / page.name, page.read_text(encoding="utf-8"))
     _write(source / f"{PAGES['data/glossary.csv']}.md", _glossary(read_glossary(root)))
     _write(source / f"{PAGES['data/lecture_map.csv']}.md", _lecture_map(root))
-    _copy_linked(root, source, ["README.md", "LICENSE", *PAGES])
+    _copy_linked(
+        root, source, ["README.md", "LICENSE", "CONTRIBUTING.md", "tests/cases.md", *PAGES]
+    )
 
 
 def _write(path: Path, content: str | bytes) -> None:

@@ -80,6 +80,8 @@ def tiny(tmp_path):
     files = {
         "README.md": README,
         "LICENSE": "Free as in free.",
+        "CONTRIBUTING.md": "# Contributing\n\nAll are welcome.\n",
+        "tests/cases.md": "# Troubles\n\nNone.\n",
         "pyproject.toml": '[project]\nname = "tiny"\n',
         "data/lecture_map.csv": MAP,
         "data/glossary.csv": GLOSSARY,
