@@ -20,13 +20,11 @@ A fleet, without and with Slurm:
 """
 
 import contextlib
-import logging
 import os
 import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,7 +33,7 @@ import distributed
 from tqdm import tqdm
 
 from helpers import device, execute, worker
-from helpers.remote import Place
+from helpers.remote import Place, quiet
 from helpers.run_folder import Refused
 
 WATCH_S = 0.5  # how soon a worker that came or went is noticed
@@ -194,7 +192,7 @@ def connected(address: str) -> Iterator[Cluster]:
     Refused where no scheduler answers, or no worker can take part.
     """
     code = worker.describe()["code"]
-    with _quiet():
+    with quiet():
         try:
             if Path(address).is_file():
                 client = distributed.Client(scheduler_file=address, timeout=CONNECT_S)
@@ -222,7 +220,7 @@ def local(jobs: int) -> Iterator[Cluster]:
             f"--jobs {jobs}: measurements must not share a GPU, and this machine has {len(visible)}"
         )
     with (
-        _quiet(),
+        quiet(),
         tempfile.TemporaryDirectory(prefix="lectures-") as folder,
         dask.config.set({"temporary-directory": folder}),
         distributed.LocalCluster(n_workers=0, dashboard_address=None) as scheduler,
@@ -241,19 +239,3 @@ def _of(*arguments) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.closed.set()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Dask's own lines are about connections that end; what matters is said here."""
-    names = [n for n in logging.root.manager.loggerDict if n.startswith(("distributed", "tornado"))]
-    loggers = [logging.getLogger(name) for name in names if not logging.getLogger(name).disabled]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # versions that differ: the report names them
-        try:
-            for logger in loggers:
-                logger.disabled = True
-            yield
-        finally:
-            for logger in loggers:
-                logger.disabled = False

@@ -1,10 +1,12 @@
 """One notebook on a worker of a `helpers.cluster`."""
 
 import contextlib
+import logging
 import queue
 import threading
 import uuid
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,3 +118,19 @@ class Place:
             future.cancel()
             client.unsubscribe_topic(job["key"])
         return None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Dask's own lines are about connections that end; what matters is said here."""
+    names = [n for n in logging.root.manager.loggerDict if n.startswith(("distributed", "tornado"))]
+    loggers = [logging.getLogger(name) for name in names if not logging.getLogger(name).disabled]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # versions that differ: the report names them
+        try:
+            for logger in loggers:
+                logger.disabled = True
+            yield
+        finally:
+            for logger in loggers:
+                logger.disabled = False

@@ -6,17 +6,16 @@ import dataclasses
 import datetime
 import itertools
 import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
-from tqdm import tqdm
 
 from helpers import device, engine, execute, report, run_folder
 from helpers.engine import NotebookNode
+from helpers.run_progress import Progress
 from helpers.worker import DIED
 
 ALONE = "alone"  # tag of a parameters cell: while this notebook runs, no other one does
@@ -25,27 +24,6 @@ ALONE = "alone"  # tag of a parameters cell: while this notebook runs, no other 
 def default_jobs() -> int:
     """Two where nobody's measurements share a GPU, and there are cores for two."""
     return 1 if device.has_cuda() else min(2, os.cpu_count() or 1)
-
-
-class Progress:
-    """A bar over the cells of all notebooks; where no terminal shows it, a line per notebook."""
-
-    def __init__(self, cells: int):
-        self.terminal = sys.stderr.isatty()
-        self.bar = tqdm(total=cells, unit="cell", disable=not self.terminal, dynamic_ncols=True)
-        self.done = {}  # cells, by notebook
-
-    def line(self, text: str) -> None:
-        if not self.terminal:
-            with contextlib.suppress(OSError):  # nobody reads it any more
-                print(text, file=sys.stderr, flush=True)
-
-    def cells(self, stem: str, done: int, text: str = "") -> None:
-        self.done[stem] = done
-        self.bar.set_description_str(f"{stem} {text[:40]}", refresh=False)
-        self.bar.n = sum(self.done.values())
-        with contextlib.suppress(OSError):
-            self.bar.refresh()
 
 
 class Here:
